@@ -8,7 +8,7 @@ RUNTIME = [
     "datasets",
     "flax>=0.12.5",
     "jax>=0.10.0",
-    "math-verify[antlr4_13_2]",
+    "math-verify",
     "matplotlib",
     "ml_collections",
     "numpy",

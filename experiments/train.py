@@ -1,0 +1,33 @@
+"""Trains a policy with reinforcement learning.
+
+    python experiments/train.py --config=configs/quickstart.py
+    python experiments/train.py --config=configs/quickstart.py --config.objective.name=drpo --config.run_dir=runs/drpo
+    python experiments/train.py --config=configs/quickstart.py --resume
+
+The config file's docstring says what it does and how long it takes. Everything the run leaves is in config.run_dir.
+"""
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import RunConfig
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file under configs/.", lock_config=True)
+_RESUME = flags.DEFINE_bool("resume", False, "Go on from the run directory's last checkpoint.")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a run that is already in the run directory.")
+
+
+def main(argv):
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    try:
+        config = RunConfig.read(_CONFIG.value)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+    loop.train(config, resume=_RESUME.value, overwrite=_OVERWRITE.value)
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("config")
+    app.run(main)

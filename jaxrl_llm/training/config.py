@@ -1,0 +1,333 @@
+"""The whole configuration of a run as frozen dataclasses, and every check that can be made before anything compiles.
+
+A config file (`configs/*.py`) starts from `default_config()`, an ml_collections ConfigDict, and changes fields.
+`RunConfig.read` turns the ConfigDict back into dataclasses and refuses what cannot work, naming the field.
+The sections `task` and `objective` belong to their rooms, which check them themselves.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import ml_collections
+
+from jaxrl_llm import objectives, schema
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.ops.fp8 import Fp8Sites
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """The policy. With `source` empty it is made from `architecture` with random weights, else loaded.
+
+    Attributes:
+      source: directory or hub id of a Hugging Face checkpoint (safetensors), or a .gguf file; "" for random weights.
+      architecture: fields of `models.config.ModelConfig` that differ from its defaults; used without a source.
+      dtype: dtype of the computation; parameters are held in `param_dtype`.
+      param_dtype: dtype of the master parameters.
+      remat: what the backward pass recomputes.
+    """
+
+    source: str = ""
+    architecture: Mapping = dataclasses.field(default_factory=dict)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Literal["none", "dots", "full"] = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8:
+    """Emulated FP8 (SPEC section 7).
+
+    Attributes:
+      scope: who computes with the sites below: the sampler alone, or the trainer's forward too.
+      logits, weights, activations, kv_cache: number format of each site.
+      weight_scale: granularity of the weights' scales.
+    """
+
+    scope: Literal["rollout_only", "end_to_end"] = "rollout_only"
+    logits: Literal["off", "e4m3", "e5m2"] = "off"
+    weights: Literal["off", "e4m3", "e5m2"] = "off"
+    activations: Literal["off", "e4m3", "e5m2"] = "off"
+    kv_cache: Literal["off", "e4m3", "e5m2"] = "off"
+    weight_scale: Literal["channel", "block"] = "channel"
+
+    @property
+    def sites(self) -> Fp8Sites:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "scope"}
+        return Fp8Sites(**fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """How the behaviour policy samples.
+
+    Attributes:
+      prompts: prompts per rollout.
+      group_size: samples per prompt (G).
+      temperature, top_k, top_p, min_p: token choice; top_k 0, top_p 1, min_p 0 keep everything.
+      max_prompt_length: longer prompts are dropped with a count.
+      max_response_length: a response that reaches it without an end token is truncated.
+      capture_top_k: K of the recorded top-K view of the behaviour policy; 0 records none.
+      slots: sequences decoded at once (continuous batching); 0 for all of them.
+      staleness: rollouts by which the sampling parameters lag behind.
+    """
+
+    prompts: int = 32
+    group_size: int = 8
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_prompt_length: int = 64
+    max_response_length: int = 64
+    capture_top_k: int = 0
+    slots: int = 0
+    staleness: int = 0
+    fp8: Fp8 = dataclasses.field(default_factory=Fp8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Advantage:
+    """How rewards become advantages.
+
+    Attributes:
+      name: estimator; "default" takes the one the objective is published with.
+      normalize_std: divide group advantages by the group's standard deviation (Dr. GRPO does not).
+    """
+
+    name: Literal["default", "group", "rloo", "reinforce_plus_plus"] = "default"
+    normalize_std: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """AdamW with a schedule, after clipping by the global norm.
+
+    Attributes:
+      learning_rate: peak.
+      schedule: shape after the warm-up, over the run's optimizer steps.
+      warmup_steps: optimizer steps of linear warm-up.
+      max_grad_norm: global-norm clip; 0 for none.
+    """
+
+    learning_rate: float = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How a rollout becomes updates.
+
+    Attributes:
+      rollouts: rollouts in the run (each one: sample, score, update).
+      updates_per_rollout: mini-batches per epoch, one optimizer step each; above 1 the later ones are off-policy.
+      epochs: passes over each rollout.
+      micro_batches: equal parts into which a mini-batch is split to save memory; value and gradient do not change.
+    """
+
+    rollouts: int = 100
+    updates_per_rollout: int = 4
+    epochs: int = 1
+    micro_batches: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """Supervised learning on the task's worked solutions before RL (tasks that have them).
+
+    Attributes:
+      steps: optimizer steps; 0 for none.
+      batch_size: examples per step.
+      learning_rate: peak of a cosine schedule with 5 % warm-up.
+    """
+
+    steps: int = 0
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Held-out evaluation: before RL, every `every` rollouts, and at the end.
+
+    Attributes:
+      every: rollouts between evaluations; 0 for only before and after.
+      prompts: held-out prompts used; 0 for all.
+      samples: completions per prompt (avg@k).
+      temperature, top_p: sampling of the evaluation; temperature 0 is greedy.
+    """
+
+    every: int = 20
+    prompts: int = 0
+    samples: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """Checkpoints of parameters, optimizer, data position and config.
+
+    Attributes:
+      every: rollouts between saves; the last state is always saved.
+      keep: how many recent checkpoints stay; the best by evaluation stays as well.
+      allow_config_change: resume although the config differs from the checkpoint's.
+    """
+
+    every: int = 50
+    keep: int = 2
+    allow_config_change: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """Sizes of the device mesh's axes; one of them may be -1 for the rest of the devices."""
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    expert: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """One run. See the sections' docstrings for the fields.
+
+    Attributes:
+      run_dir: where everything the run leaves is written.
+      seed: of parameters, data order and sampling.
+    """
+
+    run_dir: str = "runs/default"
+    seed: int = 0
+    model: Model = dataclasses.field(default_factory=Model)
+    task: Mapping = dataclasses.field(default_factory=lambda: {"name": "arithmetic"})
+    rollout: Rollout = dataclasses.field(default_factory=Rollout)
+    objective: Mapping = dataclasses.field(default_factory=objectives.default_config)
+    advantage: Advantage = dataclasses.field(default_factory=Advantage)
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    training: Training = dataclasses.field(default_factory=Training)
+    warm_start: WarmStart = dataclasses.field(default_factory=WarmStart)
+    evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
+    checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
+    mesh: Mesh = dataclasses.field(default_factory=Mesh)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "RunConfig":
+        """Reads and checks a ConfigDict or mapping; see `check`."""
+        if isinstance(config, ml_collections.ConfigDict):
+            config = config.to_dict()
+        run = schema.read(cls, config, "config")
+        check(run)
+        return run
+
+    @property
+    def sequences(self) -> int:
+        """Sequences per rollout (B)."""
+        return self.rollout.prompts * self.rollout.group_size
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of the RL phase."""
+        return self.training.rollouts * self.training.updates_per_rollout * self.training.epochs
+
+
+def default_config() -> ml_collections.ConfigDict:
+    """Every field with its default, for a config file to change."""
+    return ml_collections.ConfigDict(schema.defaults(RunConfig()))
+
+
+def check(run: RunConfig) -> None:
+    """Refuses values and combinations that cannot work.
+
+    Raises:
+      ValueError: names the field, its value and what would be right.
+    """
+    r, t, require = run.rollout, run.training, schema.require
+    for section, names in _POSITIVE.items():
+        for name in names:
+            value = getattr(getattr(run, section), name)
+            require(value > 0, f"config.{section}.{name}", value, "positive")
+    for section, names in _NOT_NEGATIVE.items():
+        for name in names:
+            value = getattr(getattr(run, section), name)
+            require(value >= 0, f"config.{section}.{name}", value, "0 or more")
+    require(0 < r.top_p <= 1, "config.rollout.top_p", r.top_p, "in (0, 1]")
+    require(0 <= r.min_p < 1, "config.rollout.min_p", r.min_p, "in [0, 1)")
+    require(
+        0 < run.evaluation.top_p <= 1, "config.evaluation.top_p", run.evaluation.top_p, "in (0, 1]"
+    )
+    require(
+        r.temperature > 0,
+        "config.rollout.temperature",
+        r.temperature,
+        "above 0: a greedy sampler has no importance ratio (config.evaluation.temperature may be 0)",
+    )
+    require(
+        run.sequences % t.updates_per_rollout == 0,
+        "config.training.updates_per_rollout",
+        t.updates_per_rollout,
+        f"a divisor of the {run.sequences} sequences of a rollout (rollout.prompts x rollout.group_size)",
+    )
+    minibatch = run.sequences // t.updates_per_rollout
+    require(
+        minibatch % t.micro_batches == 0,
+        "config.training.micro_batches",
+        t.micro_batches,
+        f"a divisor of the mini-batch's {minibatch} sequences",
+    )
+    loss = objectives.build(run.objective)
+    if "topk_logprobs" in loss.needs:
+        require(
+            r.capture_top_k > 0,
+            "config.rollout.capture_top_k",
+            r.capture_top_k,
+            f"positive: objective {run.objective['name']!r} compares top-K distributions (the papers use 20)",
+        )
+
+
+def check_model(run: RunConfig, model: ModelConfig) -> None:
+    """Checks what depends on the model: K and top_k against the vocabulary."""
+    for name in ("capture_top_k", "top_k"):
+        value = getattr(run.rollout, name)
+        schema.require(
+            value <= model.vocab_size,
+            f"config.rollout.{name}",
+            value,
+            f"at most the vocabulary's size, {model.vocab_size}",
+        )
+
+
+def check_devices(run: RunConfig, data_shards: int) -> None:
+    """Checks that every batch divides over the devices that share the batch axis."""
+    minibatch = run.sequences // run.training.updates_per_rollout
+    micro = minibatch // run.training.micro_batches
+    schema.require(
+        micro % data_shards == 0,
+        "config.training.micro_batches",
+        run.training.micro_batches,
+        f"such that a micro-batch ({micro} sequences now) divides over mesh.data x mesh.fsdp = {data_shards} devices",
+    )
+
+
+_POSITIVE = {
+    "rollout": ("prompts", "group_size", "max_prompt_length", "max_response_length"),
+    "training": ("rollouts", "updates_per_rollout", "epochs", "micro_batches"),
+    "optimizer": ("learning_rate",),
+    "warm_start": ("batch_size", "learning_rate"),
+    "evaluation": ("samples",),
+    "checkpoint": ("every", "keep"),
+}
+_NOT_NEGATIVE = {
+    "rollout": ("top_k", "capture_top_k", "slots", "staleness"),
+    "optimizer": ("warmup_steps", "weight_decay", "max_grad_norm"),
+    "warm_start": ("steps",),
+    "evaluation": ("every", "prompts", "temperature"),
+}

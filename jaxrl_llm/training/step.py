@@ -1,0 +1,139 @@
+"""One optimizer step, and the forward pass that it shares with scoring. Pure functions of state and batch.
+
+The gradient of a batch is `sum of grad(numerator) / sum of denominators` over its micro-batches, divided once at the end,
+so the number of micro-batches and of data shards changes memory and time but neither value nor gradient.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from jaxrl_llm import objectives
+from jaxrl_llm.ops.fp8 import Fp8Sites
+from jaxrl_llm.ops.token_stats import token_stats
+from jaxrl_llm.training import batch as batches
+from jaxrl_llm.types import Batch, TokenStats, TrainState
+
+Metrics = dict[str, objectives.Metric]
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """The policy's forward pass to token statistics. Hashable: every field is static under jit.
+
+    Attributes:
+      graphdef: the model without its parameters (`nnx.split`).
+      temperature: logits are divided by it, as the sampler's were.
+      fp8: sites emulated in the trainer's forward (`end_to_end`), or None.
+      entropy, topk: which statistics beyond the log-probs to compute.
+    """
+
+    graphdef: nnx.GraphDef
+    temperature: float = 1.0
+    fp8: Fp8Sites | None = None
+    entropy: bool = False
+    topk: bool = False
+
+    def __call__(self, params: Any, batch: Batch) -> TokenStats:
+        """Statistics [B, T] (and [B, T, K]) of the current policy at the batch's response tokens, differentiable."""
+        model = nnx.merge(self.graphdef, params)
+        hidden = model.hidden(batch.tokens, batch.positions, batch.segment_ids, fp8=self.fp8)
+        rows, width = batch.response_mask.shape
+        # The token at column j is predicted from column j - 1.
+        first = batch.tokens.shape[1] - width
+        hidden = hidden[:, first - 1 : -1].reshape(rows * width, -1)
+        ids = batch.topk.ids.reshape(rows * width, -1) if self.topk else None
+        stats = token_stats(
+            hidden,
+            model.unembedding(),
+            batch.response_tokens.reshape(-1),
+            temperature=self.temperature,
+            entropy=self.entropy,
+            ids=ids,
+            mask=batch.response_mask.reshape(-1),
+        )
+        return jax.tree.map(lambda x: x.reshape(rows, width, *x.shape[1:]), stats)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainStep:
+    """`(state, batch) -> (state, metrics)`: one optimizer step on one mini-batch.
+
+    A step whose loss or gradient is not finite changes neither parameters nor optimizer state and is counted in
+    `TrainState.skipped`.
+
+    Attributes:
+      forward: the policy.
+      loss: the objective with its corrections, penalties and aggregation.
+      optimizer: optax transformation, clipping included.
+      micro_batches: parts computed one after another to save memory.
+    """
+
+    forward: Forward
+    loss: objectives.PolicyLoss
+    optimizer: optax.GradientTransformation
+    micro_batches: int = 1
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        gradient, terms = self.accumulate(state.params, batch)
+        value = objectives.divide(terms.numerator, terms.denominator)
+        gradient = jax.tree.map(lambda g: objectives.divide(g, terms.denominator), gradient)
+        norm = optax.global_norm(gradient)
+        finite = jnp.isfinite(norm) & jnp.isfinite(value)
+
+        updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
+        )
+        new_state = state.replace(
+            step=state.step + 1, params=params, opt_state=opt_state, skipped=state.skipped + ~finite
+        )
+        one = jnp.float32(1.0)
+        metrics = terms.metrics | {
+            "loss": objectives.Metric(value, one),
+            "grad_norm": objectives.Metric(norm, one),
+            "update_norm": objectives.Metric(jnp.where(finite, optax.global_norm(updates), 0.0), one),
+            "skipped_steps": objectives.Metric((~finite).astype(jnp.float32), one),
+        }
+        return new_state, metrics
+
+    def accumulate(self, params: Any, batch: Batch) -> tuple[Any, objectives.LossTerms]:
+        """Float32 gradient of the numerator and the loss terms, summed over micro-batches."""
+
+        def one(part: Batch):
+            (_, terms), gradient = jax.value_and_grad(self._numerator, has_aux=True)(params, part)
+            return jax.tree.map(lambda g: g.astype(jnp.float32), gradient), terms
+
+        if self.micro_batches == 1:
+            return one(batch)
+        parts = batches.split(batch, self.micro_batches)
+        total = jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts))
+        total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total)
+        total, _ = jax.lax.scan(lambda carry, part: (jax.tree.map(jnp.add, carry, one(part)), None), total, parts)
+        return total
+
+    def _numerator(self, params: Any, batch: Batch) -> tuple[jax.Array, objectives.LossTerms]:
+        terms = self.loss(loss_inputs(batch, self.forward(params, batch)))
+        return terms.numerator, terms
+
+
+def loss_inputs(batch: Batch, stats: TokenStats) -> objectives.LossInputs:
+    """What the objectives see of a batch and of the current policy's statistics."""
+    return objectives.LossInputs(
+        logprobs=stats.logprobs,
+        behavior_logprobs=batch.behavior_logprobs,
+        advantages=batch.advantages,
+        mask=batch.response_mask,
+        old_logprobs=batch.old_logprobs,
+        reference_logprobs=batch.reference_logprobs,
+        entropy=stats.entropy,
+        tokens=batch.response_tokens,
+        topk_ids=None if batch.topk is None else batch.topk.ids,
+        behavior_topk_logprobs=None if batch.topk is None else batch.topk.logprobs,
+        topk_logprobs=stats.topk_logprobs,
+    )
