@@ -1,0 +1,63 @@
+"""Key-value cache of the decoder: fixed length, filled slot by slot, validity carried beside it."""
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models.config import ModelConfig
+
+
+@flax.struct.dataclass
+class KVCache:
+    """Keys and values of the tokens seen so far.
+
+    Attributes:
+      keys, values: tuples with one [B, S, kv_heads, head_dim] array per layer, in the model's dtype.
+      valid: bool [B, S], slots that hold a real token. Slots are in order of time within a row.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    valid: jax.Array
+
+    @property
+    def length(self) -> int:
+        """S, slots per row."""
+        return self.valid.shape[1]
+
+
+def init_cache(config: ModelConfig, batch: int, length: int) -> KVCache:
+    """An empty cache of `length` slots for `batch` rows."""
+    shape = (batch, length, config.num_kv_heads, config.head_dim)
+    layers = range(config.num_layers)
+    return KVCache(
+        keys=tuple(jnp.zeros(shape, config.dtype) for _ in layers),
+        values=tuple(jnp.zeros(shape, config.dtype) for _ in layers),
+        valid=jnp.zeros((batch, length), bool),
+    )
+
+
+def write(buffer: jax.Array, new: jax.Array, slots: chex.Array) -> jax.Array:
+    """Puts `new` [B, Q, ...] into `buffer` [B, S, ...] from slot `slots` on: int32 [] for all rows, or [B] row by row."""
+    if jnp.ndim(slots) == 0:
+        return jax.lax.dynamic_update_slice_in_dim(buffer, new.astype(buffer.dtype), slots, axis=1)
+    columns = slots[:, None] + jnp.arange(new.shape[1])
+    return buffer.at[jnp.arange(buffer.shape[0])[:, None], columns].set(new.astype(buffer.dtype), mode="drop")
+
+
+def grow(cache: KVCache, length: int) -> KVCache:
+    """The same cache with `length` slots, the new ones empty."""
+    extra = length - cache.length
+    if extra < 0:
+        raise ValueError(f"a cache of {cache.length} slots cannot shrink to {length}")
+
+    def pad(x):
+        return jnp.pad(x, [(0, 0), (0, extra)] + [(0, 0)] * (x.ndim - 2))
+
+    return jax.tree.map(pad, cache)
+
+
+def repeat(cache: KVCache, times: int) -> KVCache:
+    """Every row `times` times, adjacent: one prefilled prompt serves its group of samples."""
+    return jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), cache)

@@ -1,0 +1,1 @@
+"""Array operations that know neither models nor RL."""
