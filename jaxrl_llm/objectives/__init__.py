@@ -1,0 +1,50 @@
+"""Policy objectives for LLM reinforcement learning, as pure functions of per-token arrays.
+
+Three axes explain the family:
+
+    proximity   how far is too far?        binary | top-K | exact distribution, in TV or KL   divergence.py
+    direction   does the step lead out?    the sampled ratio | the divergence's derivative    mask.py
+    action      what happens then?         mask | clip | quadratic | margin                   mask.py, ratio.py,
+                                                                                              regularizer.py, output_reset.py
+
+    DPPO = top-K KL . ratio      . mask
+    PDM  = top-K KL . predictive . mask
+    DRPO = binary TV . ratio     . quadratic
+
+`build(config)` composes an objective with corrections (correction.py), penalties (penalty.py) and an aggregation
+(aggregate.py); `advantage.py` makes advantages from rewards. This package imports nothing of jaxrl_llm but its
+configuration reader.
+"""
+
+from jaxrl_llm.objectives.advantage import (
+    gae,
+    group_advantages,
+    reinforce_plus_plus_advantages,
+    rloo_advantages,
+    terminal_rewards,
+)
+from jaxrl_llm.objectives.inputs import LossInputs, LossTerms, Metric, TokenLoss, Tokens, across, add, divide, sanitize
+from jaxrl_llm.objectives.loss import PolicyLoss, build, default_config
+from jaxrl_llm.objectives.registry import OBJECTIVES, Objective
+
+__all__ = [
+    "OBJECTIVES",
+    "LossInputs",
+    "LossTerms",
+    "Metric",
+    "Objective",
+    "PolicyLoss",
+    "TokenLoss",
+    "Tokens",
+    "across",
+    "add",
+    "build",
+    "default_config",
+    "divide",
+    "gae",
+    "group_advantages",
+    "reinforce_plus_plus_advantages",
+    "rloo_advantages",
+    "sanitize",
+    "terminal_rewards",
+]

@@ -1,0 +1,52 @@
+"""Smooth trust regions: a quadratic penalty whose gradient turns back what leaves the region.
+
+Both add to -A r a penalty that makes the gradient's weight 1 at r = 1, 0 on the region's boundary and negative beyond it
+(where a mask would only stop). SPO's boundary is a ratio, DRPO's a probability shift abs(pi_k - mu_k), bounded on rare tokens.
+"""
+
+from typing import Literal
+
+import jax.numpy as jnp
+
+from jaxrl_llm.objectives.inputs import TokenLoss, Tokens
+
+
+def spo(t: Tokens, *, eps: float = 0.2) -> TokenLoss:
+    """-A r + abs(A) / (2 eps) (r - 1)^2 (SPO, arXiv 2401.16025); weight 1 - sign(A (r - 1)) abs(r - 1) / eps."""
+    return TokenLoss(-t.advantages * t.ratio + jnp.abs(t.advantages) / (2 * eps) * (t.ratio - 1) ** 2)
+
+
+def drpo(
+    t: Tokens,
+    *,
+    delta: float = 0.15,
+    regularizer: Literal["shift", "chi2", "kl", "tv", "mask"] = "shift",
+    advantage_weighted: bool = True,
+) -> TokenLoss:
+    """-A r + abs(A) / (2 delta) mu_k (r - 1)^2 (DRPO, arXiv 2606.09821); weight 1 - sign(A (r - 1)) abs(pi_k - mu_k) / delta.
+
+    The paper's released recipe has delta = 12.5, where the boundary is never reached (a shift is at most 1); the
+    geometry it argues for needs 0.05 to 0.5.
+
+    Args:
+      t: tokens.
+      delta: largest shift of the sampled token's probability.
+      regularizer: "shift" is DRPO; the rest are the paper's ablations: "chi2" (SPO's form with eps = delta), "kl"
+        (abs(A) / delta k3(r)), "tv" (abs(A) / delta abs(pi_k - mu_k)), "mask" (no penalty up to a shift of delta, DRPO's beyond).
+      advantage_weighted: False drops abs(A) from the penalty (ablation), so that the boundary moves with the reward's scale.
+    """
+    scale = (jnp.abs(t.advantages) if advantage_weighted else t.advantages != 0) / delta
+    mu = jnp.exp(t.anchor_logprobs)
+    quadratic = mu * (t.ratio - 1) ** 2 / 2
+    shift = jnp.abs(mu * (t.ratio - 1))
+    penalty = {
+        "shift": lambda: quadratic,
+        "chi2": lambda: (t.ratio - 1) ** 2 / 2,
+        "kl": lambda: t.ratio - 1 - t.log_ratio,
+        "tv": lambda: shift,
+        "mask": lambda: jnp.where(shift > delta, quadratic, 0.0),
+    }[regularizer]()
+    return TokenLoss(
+        -t.advantages * t.ratio + scale * penalty,
+        metrics={"divergence/mean": shift, "divergence/outside": shift > delta},
+    )

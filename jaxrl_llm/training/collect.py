@@ -1,0 +1,92 @@
+"""From prompts to scored rollouts: sample, decode, reward. The one place where text and tokens meet."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.rollout.sampler import Sampler
+from jaxrl_llm.tasks import Example, Task
+from jaxrl_llm.types import FinishReason, Rollout
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+    """Examples with their token ids, those over the length limit left out.
+
+    Attributes:
+      examples: what was asked.
+      tokens: token ids of each prompt.
+      dropped: examples left out because their prompt is too long.
+    """
+
+    examples: Sequence[Example]
+    tokens: Sequence[list[int]]
+    dropped: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Collected:
+    """A rollout and what its completions earned. Row order is the rollout's (group-major).
+
+    Attributes:
+      rollout: the sampler's record.
+      examples: the example that each row answers.
+      completions: decoded response of each row, without the end token.
+      rewards: float64 [B], NaN where the grader failed.
+    """
+
+    rollout: Rollout
+    examples: Sequence[Example]
+    completions: Sequence[str]
+    rewards: np.ndarray
+
+
+def collect(
+    sampler: Sampler,
+    params: Any,
+    task: Task,
+    tokenizer: Any,
+    examples: Sequence[Example],
+    prompts: Sequence[Sequence[int]],
+    key: jax.Array,
+    group_size: int,
+    policy_step: int = 0,
+) -> Collected:
+    """Samples `group_size` completions of every prompt and scores them."""
+    rollout = sampler(params, prompts, key, group_size=group_size, policy_step=policy_step)
+    repeated = [example for example in examples for _ in range(group_size)]
+    completions = decode(rollout, tokenizer)
+    scores = task.score(repeated, completions)
+    rewards = np.array([np.nan if score is None else score for score in scores], np.float64)
+    return Collected(rollout, repeated, completions, rewards)
+
+
+def decode(rollout: Rollout, tokenizer: Any) -> list[str]:
+    """Text of each response; the end token, part of the response for the loss, is not part of the text."""
+    tokens, mask, reasons = jax.device_get((rollout.response_tokens, rollout.response_mask, rollout.finish_reason))
+    lengths = mask.sum(axis=1) - (reasons == FinishReason.STOP)
+    return [tokenizer.decode(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=True)]
+
+
+def rollout_metrics(collected: Collected) -> dict[str, float]:
+    """What a rollout tells before any update: reward, lengths, truncation, groups without a signal, graders that failed."""
+    rollout, rewards = collected.rollout, collected.rewards
+    mask, reasons, groups = jax.device_get((rollout.response_mask, rollout.finish_reason, rollout.group_ids))
+    lengths = mask.sum(axis=1)
+    scored = ~np.isnan(rewards)
+    # A group whose valid rewards are all equal gives no gradient.
+    flat = [np.ptp(rewards[members]) == 0 if (members := (groups == g) & scored).any() else True for g in np.unique(groups)]
+    return {
+        "reward/mean": float(rewards[scored].mean()) if scored.any() else float("nan"),
+        "reward/failed_grades": float((~scored).sum()),
+        "response/length_mean": float(lengths.mean()),
+        "response/length_max": float(lengths.max()),
+        "response/truncated": float((reasons == FinishReason.LENGTH).mean()),
+        "advantage/zero_groups": float(np.mean(flat)),
+    }
