@@ -62,10 +62,10 @@ class Attention(nnx.Module):
 
     def project(self, x: jax.Array, rope: tuple, fp8: Fp8Sites) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Query, key and value [B, L, heads, head_dim], normed and rotated, key and value as the cache holds them."""
-        heads = (*x.shape[:-1], -1, self.config.head_dim)
-        q = self.query(x, fp8).reshape(heads)
-        k = self.key(x, fp8).reshape(heads)
-        v = self.value(x, fp8).reshape(heads)
+        c = self.config
+        q = self.query(x, fp8).reshape(*x.shape[:-1], c.num_heads, c.head_dim)
+        k = self.key(x, fp8).reshape(*x.shape[:-1], c.num_kv_heads, c.head_dim)
+        v = self.value(x, fp8).reshape(*x.shape[:-1], c.num_kv_heads, c.head_dim)
         if self.query_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, rope), rotate(k, rope)
@@ -74,7 +74,7 @@ class Attention(nnx.Module):
     def attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, fp8: Fp8Sites) -> jax.Array:
         """Attention of q [B, Q, heads, head_dim] over k, v [B, S, kv_heads, head_dim] where mask bool [B, Q, S]."""
         y = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
-        return self.out(y.reshape(*y.shape[:2], -1), fp8)
+        return self.out(y.reshape(*y.shape[:2], y.shape[2] * y.shape[3]), fp8)
 
 
 class FeedForward(nnx.Module):

@@ -1,0 +1,44 @@
+"""The records and the protocol that every task follows."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """One prompt with what is needed to judge answers to it.
+
+    Attributes:
+      id: unique within its task.
+      prompt: text, or chat messages as a tuple of {"role", "content"} mappings.
+      answer: the truth, as the task's grader reads it.
+      solution: a demonstration for supervised learning, or "" where there is none.
+      metadata: anything else, such as the difficulty.
+    """
+
+    id: str
+    prompt: str | tuple[Mapping[str, str], ...]
+    answer: str
+    solution: str = ""
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Task(Protocol):
+    """A source of examples and a judge of completions.
+
+    Attributes:
+      name: as in the configuration.
+      train: training examples, indexable, deterministic.
+      evaluation: name of a held-out set -> its examples.
+      tokenizer: a tokenizer of the task's own, or None where the model's is used.
+    """
+
+    name: str
+    train: Sequence[Example]
+    evaluation: Mapping[str, Sequence[Example]]
+    tokenizer: Any | None
+
+    def score(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
+        """A reward for each completion; None where the grader itself failed (not the answer)."""
+        ...
