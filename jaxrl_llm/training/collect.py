@@ -47,6 +47,25 @@ class Collected:
     rewards: np.ndarray
 
 
+def tokenize(examples: Sequence[Example], tokenizer: Any, limit: int) -> Prompts:
+    """Token ids of every prompt; those longer than `limit` tokens are left out and counted, never cut.
+
+    A prompt of chat messages goes through the tokenizer's chat template, which places the begin token itself.
+    """
+    kept, tokens = [], []
+    for example in examples:
+        if isinstance(example.prompt, str):
+            ids = tokenizer.encode(example.prompt)
+        else:
+            messages = [dict(message) for message in example.prompt]
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) <= limit:
+            kept.append(example)
+            tokens.append(list(ids))
+    return Prompts(kept, tokens, dropped=len(examples) - len(kept))
+
+
 def collect(
     sampler: Sampler,
     params: Any,

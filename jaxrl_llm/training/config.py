@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import ml_collections
 
-from jaxrl_llm import objectives, schema
+from jaxrl_llm import objectives, schema, tasks
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.ops.fp8 import Fp8Sites
 
@@ -208,7 +208,7 @@ class RunConfig:
     run_dir: str = "runs/default"
     seed: int = 0
     model: Model = dataclasses.field(default_factory=Model)
-    task: Mapping = dataclasses.field(default_factory=lambda: {"name": "arithmetic"})
+    task: Mapping = dataclasses.field(default_factory=tasks.default_config)
     rollout: Rollout = dataclasses.field(default_factory=Rollout)
     objective: Mapping = dataclasses.field(default_factory=objectives.default_config)
     advantage: Advantage = dataclasses.field(default_factory=Advantage)

@@ -27,12 +27,14 @@ class Forward:
 
     Attributes:
       graphdef: the model without its parameters (`nnx.split`).
+      vocab_size: V.
       temperature: logits are divided by it, as the sampler's were.
       fp8: sites emulated in the trainer's forward (`end_to_end`), or None.
       entropy, topk: which statistics beyond the log-probs to compute.
     """
 
     graphdef: nnx.GraphDef
+    vocab_size: int
     temperature: float = 1.0
     fp8: Fp8Sites | None = None
     entropy: bool = False
@@ -93,14 +95,14 @@ class TrainStep:
         new_state = state.replace(
             step=state.step + 1, params=params, opt_state=opt_state, skipped=state.skipped + ~finite
         )
-        one = jnp.float32(1.0)
-        metrics = terms.metrics | {
-            "loss": objectives.Metric(value, one),
-            "grad_norm": objectives.Metric(norm, one),
-            "update_norm": objectives.Metric(jnp.where(finite, optax.global_norm(updates), 0.0), one),
-            "skipped_steps": objectives.Metric((~finite).astype(jnp.float32), one),
+        whole = terms.maxima | {
+            "loss": value,
+            "optimizer/grad_norm": norm,
+            "optimizer/update_norm": jnp.where(finite, optax.global_norm(updates), 0.0),
+            "optimizer/skipped": ~finite,
         }
-        return new_state, metrics
+        one = jnp.float32(1.0)
+        return new_state, terms.metrics | {k: objectives.Metric(v.astype(jnp.float32), one) for k, v in whole.items()}
 
     def accumulate(self, params: Any, batch: Batch) -> tuple[Any, objectives.LossTerms]:
         """Float32 gradient of the numerator and the loss terms, summed over micro-batches."""
@@ -112,17 +114,31 @@ class TrainStep:
         if self.micro_batches == 1:
             return one(batch)
         parts = batches.split(batch, self.micro_batches)
-        total = jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts))
-        total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), total)
-        total, _ = jax.lax.scan(lambda carry, part: (jax.tree.map(jnp.add, carry, one(part)), None), total, parts)
-        return total
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts))
+        )
+
+        def add(total, part):
+            gradient, terms = one(part)
+            return (jax.tree.map(jnp.add, total[0], gradient), objectives.add(total[1], terms)), None
+
+        return jax.lax.scan(add, zeros, parts)[0]
 
     def _numerator(self, params: Any, batch: Batch) -> tuple[jax.Array, objectives.LossTerms]:
-        terms = self.loss(loss_inputs(batch, self.forward(params, batch)))
+        terms = self.loss(loss_inputs(batch, self.forward(params, batch), self.forward.vocab_size))
         return terms.numerator, terms
 
 
-def loss_inputs(batch: Batch, stats: TokenStats) -> objectives.LossInputs:
+def score(forward: Forward, params: Any, batch: Batch, micro_batches: int = 1) -> jax.Array:
+    """float32 [B, T]: log-probs of the response tokens under `params`, a micro-batch at a time."""
+    forward = dataclasses.replace(forward, entropy=False, topk=False)
+    if micro_batches == 1:
+        return forward(params, batch).logprobs
+    logprobs = jax.lax.map(lambda part: forward(params, part).logprobs, batches.split(batch, micro_batches))
+    return logprobs.swapaxes(0, 1).reshape(batch.response_mask.shape)
+
+
+def loss_inputs(batch: Batch, stats: TokenStats, vocab_size: int) -> objectives.LossInputs:
     """What the objectives see of a batch and of the current policy's statistics."""
     return objectives.LossInputs(
         logprobs=stats.logprobs,
@@ -136,4 +152,5 @@ def loss_inputs(batch: Batch, stats: TokenStats) -> objectives.LossInputs:
         topk_ids=None if batch.topk is None else batch.topk.ids,
         behavior_topk_logprobs=None if batch.topk is None else batch.topk.logprobs,
         topk_logprobs=stats.topk_logprobs,
+        vocab_size=vocab_size,
     )

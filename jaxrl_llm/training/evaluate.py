@@ -1,0 +1,67 @@
+"""Held-out evaluation: avg@k and pass@k with 95 % intervals."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.analysis.estimators import mean_interval, pass_at_k, wilson_interval
+from jaxrl_llm.rollout.sampler import Sampler
+from jaxrl_llm.tasks import Task
+from jaxrl_llm.training.collect import Collected, Prompts, collect
+from jaxrl_llm.types import FinishReason
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+      accuracy: mean score over prompts and samples (avg@k).
+      low, high: its 95 % interval (Wilson's for one sample a prompt, over prompts otherwise).
+      pass_at_k: share of prompts with a correct sample among all k.
+      length: mean response length in tokens.
+      truncated: share of responses cut at the limit.
+      collected: the completions.
+    """
+
+    accuracy: float
+    low: float
+    high: float
+    pass_at_k: float
+    length: float
+    truncated: float
+    collected: Collected
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """The numbers under `eval/<name>/`."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "collected"}
+        return {f"eval/{name}/{key}": value for key, value in values.items()}
+
+    def __str__(self) -> str:
+        return f"{100 * self.accuracy:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+
+def evaluate(
+    sampler: Sampler, params: Any, task: Task, tokenizer: Any, prompts: Prompts, key: jax.Array, samples: int
+) -> Evaluation:
+    """Samples every prompt `samples` times and scores the answers; a failed grader counts as not correct."""
+    collected = collect(sampler, params, task, tokenizer, prompts.examples, prompts.tokens, key, samples)
+    scores = np.nan_to_num(collected.rewards).reshape(len(prompts), samples)
+    per_prompt = scores.mean(axis=1)
+    if samples == 1:
+        low, high = wilson_interval(float(scores.sum()), len(prompts))
+    else:
+        low, high = mean_interval(per_prompt)
+    correct = (scores >= 1).sum(axis=1)
+    lengths = np.asarray(collected.rollout.response_mask).sum(axis=1)
+    return Evaluation(
+        accuracy=float(per_prompt.mean()),
+        low=low,
+        high=high,
+        pass_at_k=float(np.mean([pass_at_k(samples, int(c), samples) for c in correct])),
+        length=float(lengths.mean()),
+        truncated=float((np.asarray(collected.rollout.finish_reason) == FinishReason.LENGTH).mean()),
+        collected=collected,
+    )

@@ -1,0 +1,333 @@
+"""A whole run, read top to bottom: set up, warm start, then rollout -> advantages -> updates, with evaluation between.
+
+Everything random is a function of the seed and of how far the run has come, so that a resumed run repeats what an
+uninterrupted one would have done.
+"""
+
+import dataclasses
+import functools
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from jaxrl_llm import objectives, schema, tasks
+from jaxrl_llm.analysis import plots
+from jaxrl_llm.rollout.choice import Choice
+from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
+from jaxrl_llm.training import batch as batches
+from jaxrl_llm.training import config as configs
+from jaxrl_llm.training import optimizer as optimizers
+from jaxrl_llm.training import policy as policies
+from jaxrl_llm.training import progress, samples, sharding
+from jaxrl_llm.training.checkpoint import Checkpoints, config_difference
+from jaxrl_llm.training.collect import Collected, Prompts, collect, rollout_metrics, tokenize
+from jaxrl_llm.training.config import RunConfig
+from jaxrl_llm.training.data import example_indices
+from jaxrl_llm.training.evaluate import Evaluation, evaluate
+from jaxrl_llm.training.metrics import MetricsWriter, reduce_updates
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.run_dir import RunDir, open_run_dir
+from jaxrl_llm.training.step import Forward, TrainStep, score
+from jaxrl_llm.types import Batch, TrainState
+
+# Independent streams of randomness, folded into the run's key.
+SAMPLING, SHUFFLING, EVALUATION = range(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a finished run reports.
+
+    Attributes:
+      before, after: evaluation of the first held-out set before and after RL.
+      run_dir: where everything lies.
+      seconds: wall time of the whole call.
+    """
+
+    before: Evaluation
+    after: Evaluation
+    run_dir: RunDir
+    seconds: float
+
+
+def train(run: RunConfig, *, resume: bool = False, overwrite: bool = False, console: Console | None = None) -> Result:
+    """Runs `run` to its end.
+
+    Args:
+      run: a checked configuration (`RunConfig.read`).
+      resume: go on from the run directory's last checkpoint.
+      overwrite: replace a run that is there.
+      console: where progress goes; the terminal by default.
+
+    Raises:
+      ValueError: a configuration that does not fit its task, model or devices, before anything is compiled.
+    """
+    start = time.monotonic()
+    console = console or Console()
+
+    # ---- Everything that can be refused is refused here ------------------------------------------------------------
+    task = tasks.create(run.task)
+    mesh = sharding.create_mesh(run.mesh)
+    configs.check_devices(run, sharding.data_shards(mesh))
+    policy = policies.create(run, task, mesh)
+    run_dir, previous = _open(run, resume, overwrite)
+
+    # ---- The parts -------------------------------------------------------------------------------------------------
+    loss = objectives.build(run.objective)
+    optimizer = optimizers.create(run.optimizer, run.optimizer_steps)
+    forward = Forward(
+        policy.graphdef,
+        policy.config.vocab_size,
+        temperature=run.rollout.temperature,
+        fp8=run.rollout.fp8.sites if run.rollout.fp8.scope == "end_to_end" else None,
+        entropy=True,
+        topk="topk_logprobs" in loss.needs,
+    )
+    step = _compile_step(TrainStep(forward, loss, optimizer, run.training.micro_batches), mesh)
+    score_old = jax.jit(functools.partial(score, forward, micro_batches=run.training.updates_per_rollout))
+    sampler = Sampler(policy.graphdef, policy.config, _sampling(run, policy))
+    evaluator = _Evaluator(run, task, policy)
+    key = jax.random.key(run.seed)
+
+    with Checkpoints(run_dir.checkpoints, run.checkpoint.keep) as checkpoints:
+        # ---- State: resumed, or warm-started -----------------------------------------------------------------------
+        state = _initial_state(policy.params, optimizer, mesh)
+        restored = checkpoints.restore(state) if resume else None
+        if restored is not None:
+            first, state, record = restored
+            _check_same_config(run, record["config"], previous)
+            console.print(f"resuming after rollout {first} of {run.training.rollouts}")
+        else:
+            first, record = 0, {"position": 0}
+            params = _warm_start(run, task, policy, mesh, console)
+            state = _initial_state(params, optimizer, mesh)
+        record["config"] = schema.defaults(run)
+
+        with MetricsWriter(run_dir.metrics, run_dir.tensorboard, first if restored else None) as metrics:
+            if restored is None:
+                before = evaluator(state.params, jax.random.fold_in(key, EVALUATION))
+                metrics.write(0, before.metrics(evaluator.name))
+                path = samples.write(run_dir.samples, "before", "Before RL", before.collected)
+                record["before"] = _numbers(before)
+                console.print(f"before RL: accuracy {before} on {len(evaluator.prompts)} held-out prompts ({path})")
+                checkpoints.save(0, state, record, before.accuracy)
+            after = None
+
+            # ---- The loop ------------------------------------------------------------------------------------------
+            with progress.bar(console, "RL", run.training.rollouts, first) as bar:
+                accuracy = record["before"]["accuracy"]
+                for rollout in range(first + 1, run.training.rollouts + 1):
+                    clock = time.monotonic()
+                    indices = example_indices(run.seed, record["position"], run.rollout.prompts, len(task.train))
+                    prompts = tokenize([task.train[i] for i in indices], policy.tokenizer, run.rollout.max_prompt_length)
+                    _check_complete(prompts, run)
+                    collected = collect(
+                        sampler,
+                        state.params,
+                        task,
+                        policy.tokenizer,
+                        prompts.examples,
+                        prompts.tokens,
+                        jax.random.fold_in(jax.random.fold_in(key, SAMPLING), rollout),
+                        run.rollout.group_size,
+                        rollout - 1,
+                    )
+                    sampled = time.monotonic()
+                    batch = _batch(run, collected, mesh)
+                    if "old_logprobs" in loss.needs:
+                        batch = batch.replace(old_logprobs=score_old(state.params, batch))
+
+                    order = jax.random.fold_in(jax.random.fold_in(key, SHUFFLING), rollout)
+                    updates = []
+                    for minibatch in _minibatches(batch, order, run.training, mesh):
+                        state, update = step(state, minibatch)
+                        updates.append(update)
+                    record["position"] += run.rollout.prompts
+                    done = time.monotonic()
+
+                    tokens = int(np.sum(collected.rollout.response_mask))
+                    row = rollout_metrics(collected) | reduce_updates(updates)
+                    row |= _mismatch(updates[0])
+                    row["optimizer/steps"] = rollout * len(updates)
+                    row["optimizer/skipped_total"] = int(state.skipped)
+                    row["time/rollout_s"], row["time/update_s"] = sampled - clock, done - sampled
+                    row["time/tokens_per_s"] = tokens / (time.monotonic() - clock)
+
+                    last = rollout == run.training.rollouts
+                    due = run.evaluation.every and rollout % run.evaluation.every == 0
+                    evaluated = None
+                    if last or due:
+                        evaluation_key = jax.random.fold_in(jax.random.fold_in(key, EVALUATION), rollout)
+                        after = evaluated = evaluator(state.params, evaluation_key)
+                        accuracy = evaluated.accuracy
+                        row |= evaluated.metrics(evaluator.name)
+                        samples.write(
+                            run_dir.samples, f"rollout-{rollout:05d}", f"After rollout {rollout}", evaluated.collected
+                        )
+                    metrics.write(rollout, row)
+                    if last or rollout % run.checkpoint.every == 0:
+                        checkpoints.save(rollout, state, record, evaluated.accuracy if evaluated else None)
+                    live = {"reward": row["reward/mean"], "accuracy": accuracy, "tok/s": row["time/tokens_per_s"]}
+                    bar.update(rollout, live)
+
+        # ---- What it came to ---------------------------------------------------------------------------------------
+        checkpoints.wait()
+    if after is None:  # resumed after its end
+        after = evaluator(state.params, jax.random.fold_in(jax.random.fold_in(key, EVALUATION), first))
+    after_path = samples.write(run_dir.samples, "after", "After RL", after.collected)
+    picture = plots.draw([run_dir.path], run_dir.plots / "training.png")
+    seconds = time.monotonic() - start
+    before = Evaluation(**record["before"], collected=after.collected)
+    progress.summary(
+        console,
+        f"{run.objective['name']} on {task.name}, seed {run.seed}",
+        {
+            "held-out accuracy before RL": str(before),
+            "held-out accuracy after RL": f"{after}   ({100 * (after.accuracy - before.accuracy):+.1f} points)",
+            "time": f"{seconds:.0f} s",
+            "metrics": str(run_dir.metrics),
+            "TensorBoard": str(run_dir.tensorboard),
+            "plots": str(picture),
+            "completions": f"{run_dir.samples / 'before.md'}, {after_path.name}",
+            "checkpoints": str(run_dir.checkpoints),
+            "configuration": str(run_dir.config),
+        },
+    )
+    return Result(before, after, run_dir, seconds)
+
+
+class _Evaluator:
+    """The held-out prompts and how they are sampled."""
+
+    def __init__(self, run: RunConfig, task: tasks.Task, policy: Policy):
+        self.name, examples = next(iter(task.evaluation.items()))
+        chosen = examples[: run.evaluation.prompts or len(examples)]
+        self.prompts = tokenize(chosen, policy.tokenizer, run.rollout.max_prompt_length)
+        choice = Choice(temperature=run.evaluation.temperature, top_p=run.evaluation.top_p)
+        config = SamplingConfig(run.rollout.max_response_length, policy.stop_ids, policy.pad_id, choice)
+        self.sampler = Sampler(policy.graphdef, policy.config, config)
+        self.task, self.tokenizer, self.samples = task, policy.tokenizer, run.evaluation.samples
+
+    def __call__(self, params: Any, key: jax.Array) -> Evaluation:
+        return evaluate(self.sampler, params, self.task, self.tokenizer, self.prompts, key, self.samples)
+
+
+def _open(run: RunConfig, resume: bool, overwrite: bool) -> tuple[RunDir, dict[str, Any] | None]:
+    config = schema.defaults(run)
+    run_dir = open_run_dir(run.run_dir, config, resume=resume, overwrite=overwrite)
+    return run_dir, config
+
+
+def _check_same_config(run: RunConfig, saved: dict[str, Any], now: dict[str, Any]) -> None:
+    difference = config_difference(saved, now)
+    if difference and not run.checkpoint.allow_config_change:
+        raise ValueError(
+            "the configuration differs from the checkpoint's; set config.checkpoint.allow_config_change to go on:\n  "
+            + "\n  ".join(difference)
+        )
+
+
+def _sampling(run: RunConfig, policy: Policy) -> SamplingConfig:
+    r = run.rollout
+    return SamplingConfig(
+        max_response_length=r.max_response_length,
+        stop_ids=policy.stop_ids,
+        pad_id=policy.pad_id,
+        choice=Choice(r.temperature, r.top_k, r.top_p, r.min_p, r.fp8.logits),
+        capture_top_k=r.capture_top_k,
+        fp8=r.fp8.sites,
+    )
+
+
+def _initial_state(params: Any, optimizer, mesh) -> TrainState:
+    zero = jax.device_put(jnp.int32(0), sharding.replicated(mesh))
+    init = functools.partial(optimizers.init, optimizer)
+    places = sharding.shardings(jax.eval_shape(init, params), mesh)
+    opt_state = jax.jit(init, out_shardings=places)(params)
+    return TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0)
+
+
+def _compile_step(step: TrainStep, mesh):
+    # The state is donated: parameters and moments are updated in place.
+    return jax.jit(step, donate_argnums=0)
+
+
+def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console: Console) -> Any:
+    """Parameters after supervised learning on the task's worked solutions."""
+    warm = run.warm_start
+    if warm.steps == 0:
+        return policy.params
+    config = configs.Optimizer(
+        learning_rate=warm.learning_rate, schedule="cosine", warmup_steps=max(1, warm.steps // 20), b2=0.99
+    )
+    optimizer = optimizers.create(config, warm.steps)
+    loss = objectives.build({"name": "reinforce"})
+    step = _compile_step(TrainStep(Forward(policy.graphdef, policy.config.vocab_size), loss, optimizer), mesh)
+    state = _initial_state(policy.params, optimizer, mesh)
+    with progress.bar(console, "warm start", warm.steps) as bar:
+        for i in range(warm.steps):
+            # Drawn from the end of the stream that RL reads from its beginning.
+            indices = example_indices(run.seed + 1, i * warm.batch_size, warm.batch_size, len(task.train))
+            examples = [task.train[j] for j in indices]
+            batch = _demonstrations(run, examples, policy)
+            state, metrics = step(state, jax.device_put(batch, sharding.batch_sharding(mesh)))
+            if (i + 1) % 10 == 0 or i + 1 == warm.steps:
+                bar.update(i + 1, {"loss": float(metrics["loss"].numerator)})
+    return state.params
+
+
+def _demonstrations(run: RunConfig, examples: list[tasks.Example], policy: Policy) -> Batch:
+    prompts = tokenize(examples, policy.tokenizer, run.rollout.max_prompt_length)
+    responses = [
+        [*policy.tokenizer.encode(e.solution, add_special_tokens=False), policy.stop_ids[0]] for e in prompts.examples
+    ]
+    width = -(-max(map(len, prompts.tokens)) // 16) * 16
+    return batches.from_pairs(prompts.tokens, responses, width, run.rollout.max_response_length, policy.pad_id)
+
+
+def _batch(run: RunConfig, collected: Collected, mesh) -> Batch:
+    """The rollout with its advantages, on the mesh."""
+    rollout = collected.rollout
+    objective = objectives.OBJECTIVES[run.objective["name"]]
+    name = objective.advantage if run.advantage.name == "default" else run.advantage.name
+    rewards, groups, count = jnp.asarray(collected.rewards, jnp.float32), rollout.group_ids, run.rollout.prompts
+    if name == "rloo":
+        advantages = objectives.rloo_advantages(rewards, groups, count)
+    elif name == "reinforce_plus_plus":
+        advantages = objectives.reinforce_plus_plus_advantages(rewards)
+    else:
+        normalize = objective.normalize_std and run.advantage.normalize_std
+        advantages = objectives.group_advantages(rewards, groups, count, normalize_std=normalize)
+    return jax.device_put(batches.from_rollout(rollout, advantages), sharding.batch_sharding(mesh))
+
+
+def _minibatches(batch: Batch, key: jax.Array, training: configs.Training, mesh):
+    """The rollout's rows in a new random order every epoch, cut into mini-batches."""
+    rows = batch.tokens.shape[0]
+    for epoch in range(training.epochs):
+        order = jax.random.permutation(jax.random.fold_in(key, epoch), rows)
+        for part in order.reshape(training.updates_per_rollout, -1):
+            yield jax.device_put(batches.take(batch, part), sharding.batch_sharding(mesh))
+
+
+def _mismatch(update: dict[str, objectives.Metric]) -> dict[str, float]:
+    """Sampler against trainer before any update: the first mini-batch of a rollout is still on-policy."""
+    names = {"ratio/abs_log": "mean_abs_log_ratio", "ratio/max_abs_log": "max_abs_log_ratio", "ratio/k3": "k3"}
+    values = reduce_updates([{name: update[name] for name in names}])
+    return {f"mismatch/{short}": values[name] for name, short in names.items() if name in values}
+
+
+def _check_complete(prompts: Prompts, run: RunConfig) -> None:
+    if prompts.dropped:
+        raise ValueError(
+            f"{prompts.dropped} training prompts are longer than config.rollout.max_prompt_length ="
+            f" {run.rollout.max_prompt_length} tokens; raise it"
+        )
+
+
+def _numbers(evaluation: Evaluation) -> dict[str, float]:
+    return {f.name: getattr(evaluation, f.name) for f in dataclasses.fields(evaluation) if f.name != "collected"}
