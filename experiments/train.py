@@ -7,7 +7,7 @@
 The config file's docstring says what it does and how long it takes. Everything the run leaves is in config.run_dir.
 """
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jaxrl_llm.training import loop
@@ -21,6 +21,7 @@ _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a run that is alread
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+    logging.set_verbosity(logging.WARNING)  # orbax tells every step of every save
     try:
         config = RunConfig.read(_CONFIG.value)
     except ValueError as error:

@@ -26,6 +26,7 @@ from jaxrl_llm.objectives.advantage import (
 from jaxrl_llm.objectives.inputs import LossInputs, LossTerms, Metric, TokenLoss, Tokens, across, add, divide, sanitize
 from jaxrl_llm.objectives.loss import PolicyLoss, build, default_config
 from jaxrl_llm.objectives.registry import OBJECTIVES, Objective
+from jaxrl_llm.objectives.weight import effective_weight
 
 __all__ = [
     "OBJECTIVES",
@@ -41,6 +42,7 @@ __all__ = [
     "build",
     "default_config",
     "divide",
+    "effective_weight",
     "gae",
     "group_advantages",
     "reinforce_plus_plus_advantages",

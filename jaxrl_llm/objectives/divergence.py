@@ -90,9 +90,9 @@ def f_divergence(f: Callable[[jax.Array], jax.Array]) -> Divergence:
     """
 
     def bounded(log_mu, log_pi):
-        # pi is floored at mu e^-40, where t and t^2 are still finite in float32.
+        # t stays within e^+-40, where it, its square and its logarithm are finite in float32; pi is floored to match.
         log_pi = jnp.maximum(log_pi, log_mu - 40.0)
-        return jnp.exp(log_pi), jnp.exp(log_mu - log_pi)
+        return jnp.exp(log_pi), jnp.exp(jnp.maximum(log_mu - log_pi, -40.0))
 
     def term(mu, pi, log_mu, log_pi):
         pi, t = bounded(log_mu, log_pi)

@@ -6,6 +6,7 @@ Both add to -A r a penalty that makes the gradient's weight 1 at r = 1, 0 on the
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.objectives.inputs import TokenLoss, Tokens
@@ -38,7 +39,8 @@ def drpo(
     scale = (jnp.abs(t.advantages) if advantage_weighted else t.advantages != 0) / delta
     mu = jnp.exp(t.anchor_logprobs)
     quadratic = mu * (t.ratio - 1) ** 2 / 2
-    shift = jnp.abs(mu * (t.ratio - 1))
+    # abs whose derivative at 0 is 0: a token that has not moved is not pushed either way.
+    shift = jax.lax.stop_gradient(jnp.sign(t.ratio - 1)) * mu * (t.ratio - 1)
     penalty = {
         "shift": lambda: quadratic,
         "chi2": lambda: (t.ratio - 1) ** 2 / 2,

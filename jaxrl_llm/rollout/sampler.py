@@ -54,7 +54,7 @@ class SamplingConfig:
     capture_entropy: bool = False
     fp8: Fp8Sites = dataclasses.field(default_factory=Fp8Sites)
     first_chunk: int = 32
-    prompt_multiple: int = 16
+    prompt_multiple: int = 4
 
     def __post_init__(self):
         for name in ("max_response_length", "first_chunk", "prompt_multiple"):

@@ -32,16 +32,25 @@ def _sub(rng: np.random.Generator, digits: int) -> str:
     return f"{b}-{a}"
 
 
-def _sum3(rng: np.random.Generator, digits: int) -> str:
-    return "+".join(str(_digits(rng, digits)) for _ in range(3))
+def _sum(rng: np.random.Generator, terms: int) -> str:
+    return "+".join(str(_digits(rng, 1)) for _ in range(terms))
+
+
+def _mix(rng: np.random.Generator, terms: int) -> str:
+    while True:
+        signs = rng.choice(["+", "-"], terms - 1)
+        expression = str(_digits(rng, 1)) + "".join(f"{sign}{_digits(rng, 1)}" for sign in signs)
+        if evaluate(expression) >= 0:
+            return expression
 
 
 def _mul(rng: np.random.Generator, digits: int) -> str:
     return f"{_digits(rng, digits)}*{_digits(rng, 1)}"
 
 
-# Kind -> (rng, digits) -> expression. The kind's name in a configuration carries the digits: "add2", "mul1".
-KINDS = {"add": _add, "sub": _sub, "sum": _sum3, "mul": _mul}
+# Kind -> (rng, size) -> expression. In a configuration the size follows the kind: "add2" adds numbers of two digits,
+# "sum4" four one-digit numbers.
+KINDS = {"add": _add, "sub": _sub, "mul": _mul, "sum": _sum, "mix": _mix}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +58,17 @@ class Arithmetic:
     """Fields of the task.
 
     Attributes:
-      kinds: which problems, equally likely: add, sub (no negative result), sum (three terms), mul (by one digit), each
-        with a number of digits, 1 to 4, as in "add2".
+      kinds: which problems, in equal shares: add, sub, mul (of numbers with that many digits; mul by one digit), sum and
+        mix (that many one-digit numbers, added, or added and subtracted), each with a size, as in "add2". No result is
+        negative.
+      wrong_demonstrations: share of training demonstrations whose answer is wrong. A policy that imitates such a teacher
+        is as often wrong; rewards are always given by the truth.
       train_size, eval_size: examples of the two splits.
       seed: of the examples.
     """
 
-    kinds: tuple[str, ...] = ("add2", "sub2", "sum1", "mul1")
+    kinds: tuple[str, ...] = ("add2", "sub2", "sum4", "mix3")
+    wrong_demonstrations: float = 0.0
     train_size: int = 100_000
     eval_size: int = 512
     seed: int = 0
@@ -63,21 +76,28 @@ class Arithmetic:
     def __post_init__(self):
         for kind in self.kinds:
             schema.require(
-                kind[:-1] in KINDS and kind[-1:] in "1234",
+                kind[:-1] in KINDS and kind[-1:] in "12345",
                 "config.task.arithmetic.kinds",
                 kind,
-                f"one of {', '.join(KINDS)} followed by a number of digits, 1 to 4",
+                f"one of {', '.join(KINDS)} followed by a size, 1 to 5",
             )
         schema.require(len(self.kinds) > 0, "config.task.arithmetic.kinds", self.kinds, "at least one kind")
+        schema.require(
+            0 <= self.wrong_demonstrations < 1,
+            "config.task.arithmetic.wrong_demonstrations",
+            self.wrong_demonstrations,
+            "in [0, 1)",
+        )
         schema.require(self.train_size > 0, "config.task.arithmetic.train_size", self.train_size, "positive")
         schema.require(self.eval_size > 0, "config.task.arithmetic.eval_size", self.eval_size, "positive")
 
 
 class Examples(Sequence):
-    """`size` examples of one split, made when they are asked for."""
+    """`size` examples of one split, made when they are asked for; the held-out ones are all different."""
 
     def __init__(self, config: Arithmetic, held_out: bool, size: int):
         self.config, self.held_out, self.size = config, held_out, size
+        self._distinct = _distinct_held_out(config, size) if held_out else None
 
     def __len__(self) -> int:
         return self.size
@@ -94,13 +114,37 @@ class Examples(Sequence):
         index = int(index) % self.size
         rng = np.random.default_rng([self.config.seed, int(self.held_out), index])
         kind = self.config.kinds[index % len(self.config.kinds)]
-        while True:
-            expression = KINDS[kind[:-1]](rng, int(kind[-1]))
-            if is_held_out(expression) == self.held_out:
-                break
-        answer = str(evaluate(expression))
+        expression = self._distinct[index] if self.held_out else _draw(rng, kind, held_out=False)
+        truth = evaluate(expression)
+        answer = solution = str(truth)
+        if not self.held_out and rng.random() < self.config.wrong_demonstrations:
+            solution = str(truth + int(rng.integers(1, 10)) * (1 if truth < 10 or rng.random() < 0.5 else -1))
         split = "eval" if self.held_out else "train"
-        return Example(f"{split}-{index}", expression + "=", answer, solution=answer, metadata={"kind": kind})
+        return Example(f"{split}-{index}", expression + "=", answer, solution=solution, metadata={"kind": kind})
+
+
+def _draw(rng: np.random.Generator, kind: str, held_out: bool) -> str:
+    while True:
+        expression = KINDS[kind[:-1]](rng, int(kind[-1]))
+        if is_held_out(expression) == held_out:
+            return expression
+
+
+def _distinct_held_out(config: Arithmetic, size: int) -> list[str]:
+    rng = np.random.default_rng([config.seed, 1])
+    seen: dict[str, None] = {}
+    for index in range(size):
+        kind, tries = config.kinds[index % len(config.kinds)], 0
+        while (expression := _draw(rng, kind, held_out=True)) in seen:
+            tries += 1
+            schema.require(
+                tries < 10_000,
+                "config.task.arithmetic.eval_size",
+                size,
+                f"smaller: kind {kind!r} has too few different held-out prompts",
+            )
+        seen[expression] = None
+    return list(seen)
 
 
 @dataclasses.dataclass(frozen=True)

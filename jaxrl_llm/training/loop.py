@@ -285,7 +285,7 @@ def _demonstrations(run: RunConfig, examples: list[tasks.Example], policy: Polic
     responses = [
         [*policy.tokenizer.encode(e.solution, add_special_tokens=False), policy.stop_ids[0]] for e in prompts.examples
     ]
-    width = -(-max(map(len, prompts.tokens)) // 16) * 16
+    width = -(-max(map(len, prompts.tokens)) // 4) * 4
     return batches.from_pairs(prompts.tokens, responses, width, run.rollout.max_response_length, policy.pad_id)
 
 
