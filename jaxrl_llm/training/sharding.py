@@ -1,51 +1,88 @@
 """The device mesh, and which axis of each array lies along which axis of it.
 
-Parameters carry logical axis names by their place in the decoder; the rules below map them to mesh axes. A batch is
-divided over data and fsdp together.
+Two small tables say it all. `PARAMETERS` gives the axes of a parameter their logical names by the end of its path;
+`RULES` puts logical names on mesh axes. Optimizer moments repeat the parameters' paths and so follow them. A batch is
+divided over data and fsdp together; fsdp also divides the parameters, so that each device holds a part and gathers
+the rest layer by layer (ZeRO 3).
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm import schema
 from jaxrl_llm.training import config as configs
 
 AXES = ("data", "fsdp", "tensor", "expert")
 BATCH = PartitionSpec(("data", "fsdp"))
 
-# Last path names of a parameter -> mesh axes of its trailing dimensions (a leading layers axis is never divided).
-RULES: dict[tuple[str, ...], tuple[str | None, ...]] = {
-    ("embedding",): ("tensor", "fsdp"),
-    ("head",): ("fsdp", "tensor"),
-    ("out", "kernel"): ("tensor", "fsdp"),
-    ("down", "kernel"): ("tensor", "fsdp"),
-    ("kernel",): ("fsdp", "tensor"),
-    ("bias",): ("tensor",),
-    ("scale",): (None,),
+Logical = tuple[str | None, ...]
+
+# Logical name of an array's axis -> mesh axis that divides it, or None.
+RULES: dict[str, str | None] = {
+    "layers": None,
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "experts": "expert",
+}
+
+# Last names of a parameter's path -> logical names of its last axes; the layers' leading axis needs no mention.
+PARAMETERS: dict[tuple[str, ...], Logical] = {
+    ("embedding",): ("vocab", "embed"),
+    ("head",): ("embed", "vocab"),
+    ("query", "kernel"): ("embed", "heads"),
+    ("key", "kernel"): ("embed", "kv_heads"),
+    ("value", "kernel"): ("embed", "kv_heads"),
+    ("out", "kernel"): ("heads", "embed"),
+    ("query", "bias"): ("heads",),
+    ("key", "bias"): ("kv_heads",),
+    ("value", "bias"): ("kv_heads",),
+    ("gate", "kernel"): ("embed", "mlp"),
+    ("up", "kernel"): ("embed", "mlp"),
+    ("down", "kernel"): ("mlp", "embed"),
 }
 
 
-def create_mesh(config: "configs.Mesh", devices: list[Any] | None = None) -> Mesh:
+def create_mesh(config: "configs.Mesh", devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh of the configured sizes over all devices.
 
+    Args:
+      config: the sizes of `AXES`; one of them may be -1, which takes the devices that the others leave.
+      devices: all of them by default.
+
     Raises:
-      ValueError: the sizes do not multiply to the number of devices; names the fields.
+      ValueError: the sizes do not fit the devices; names the field.
     """
-    devices = jax.devices() if devices is None else devices
-    sizes = [getattr(config, axis) for axis in AXES]
-    free = [axis for axis, size in zip(AXES, sizes, strict=True) if size == -1]
-    known = int(np.prod([size for size in sizes if size != -1]))
-    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes) or len(devices) % known:
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = {axis: getattr(config, axis) for axis in AXES}
+    for axis, size in sizes.items():
+        schema.require(size == -1 or size > 0, f"config.mesh.{axis}", size, "positive, or -1 for the rest")
+    free = [axis for axis, size in sizes.items() if size == -1]
+    for axis in free[1:]:
+        schema.require(False, f"config.mesh.{axis}", -1, f"positive: config.mesh.{free[0]} takes the rest already")
+    rest = len(devices)
+    for axis, size in sizes.items():
+        if size != -1:
+            right = f"a divisor of the {rest} devices" + (
+                "" if rest == len(devices) else " that the axes before it leave"
+            )
+            schema.require(rest % size == 0, f"config.mesh.{axis}", size, right)
+            rest //= size
+    if free:
+        sizes[free[0]] = rest
+    elif rest != 1:
+        product = " x ".join(map(str, sizes.values()))
         raise ValueError(
-            f"config.mesh {dict(zip(AXES, sizes, strict=True))} does not fit {len(devices)} devices: sizes are positive, one"
-            " may be -1 for the rest, and their product must divide the number of devices"
+            f"config.mesh ({' x '.join(AXES)} = {product}) uses {len(devices) // rest} of {len(devices)} devices;"
+            " set one size to -1"
         )
-    if not free and known != len(devices):
-        raise ValueError(f"config.mesh uses {known} of {len(devices)} devices; set one of its sizes to -1")
-    sizes = [len(devices) // known if size == -1 else size for size in sizes]
-    return Mesh(np.array(devices).reshape(sizes), AXES)
+    return Mesh(np.array(devices).reshape(tuple(sizes.values())), AXES)
 
 
 def data_shards(mesh: Mesh) -> int:
@@ -53,24 +90,74 @@ def data_shards(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def shardings(tree: Any, mesh: Mesh) -> Any:
-    """NamedSharding for every array of a parameter tree, or of a tree that repeats it (optimizer moments).
+def partition_spec(
+    logical: Logical, shape: Sequence[int], mesh: Mesh, rules: Mapping[str, str | None] = RULES
+) -> PartitionSpec:
+    """Which mesh axis divides each axis of an array.
 
-    An axis that its mesh axis does not divide stays whole.
+    An axis whose size its mesh axis does not divide stays whole, and so does one whose mesh axis divides an earlier
+    axis already.
+
+    Args:
+      logical: names of the last axes of the array; those before them stay whole.
+      shape: of the array.
+      mesh: the mesh.
+      rules: logical name -> mesh axis or None.
+
+    Raises:
+      ValueError: more names than axes, or an unknown name; names it.
+    """
+    if len(logical) > len(shape):
+        raise ValueError(f"{len(logical)} logical axes {logical} for an array of shape {tuple(shape)}")
+    names = (None,) * (len(shape) - len(logical)) + tuple(logical)
+    spec: list[str | None] = []
+    for name, size in zip(names, shape, strict=True):
+        axis = None if name is None else schema.choose(rules, name, "logical axis")
+        fits = axis is not None and axis not in spec and size % mesh.shape[axis] == 0
+        spec.append(axis if fits else None)
+    return PartitionSpec(*spec)
+
+
+def shardings(tree: Any, mesh: Mesh, parameters: Mapping[tuple[str, ...], Logical] = PARAMETERS) -> Any:
+    """NamedSharding for every array of a parameter tree, or of a tree that repeats its paths (optimizer moments).
+
+    Args:
+      tree: arrays or shapes.
+      mesh: the mesh.
+      parameters: end of a path -> logical axes; the longest end that fits counts. Arrays that none fits are repeated
+        on every device.
+
+    Returns:
+      The same tree of `NamedSharding`.
     """
 
-    def one(path, leaf):
-        names = tuple(str(getattr(key, "key", getattr(key, "name", ""))) for key in path)
-        names = tuple(name for name in names if name != "value")
-        for rule, axes in RULES.items():
-            if names[-len(rule) :] == rule and len(leaf.shape) >= len(axes):
-                lead = (None,) * (len(leaf.shape) - len(axes))
-                spec = (*lead, *axes)
-                fits = [a if a and n % mesh.shape[a] == 0 else None for a, n in zip(spec, leaf.shape, strict=True)]
-                return NamedSharding(mesh, PartitionSpec(*fits))
-        return NamedSharding(mesh, PartitionSpec())
+    def place(path, leaf):
+        names = path_names(path)
+        # The first cut is the whole path, hence the longest end.
+        ends = (names[i:] for i in range(len(names)))
+        logical = next((parameters[end] for end in ends if end in parameters), ())
+        if len(logical) > len(leaf.shape):
+            logical = ()  # a statistic kept under the parameter's name, such as a factored moment
+        return NamedSharding(mesh, partition_spec(logical, leaf.shape, mesh))
 
-    return jax.tree_util.tree_map_with_path(one, tree)
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def parameter_table(axes: Any) -> dict[tuple[str, ...], Logical]:
+    """The table that `shardings` reads, from a tree that holds each parameter's logical axes as a tuple.
+
+    Args:
+      axes: a tree of the parameters' structure whose leaves are tuples of names and None.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(axes, is_leaf=lambda x: type(x) is tuple)
+    return {path_names(path): logical for path, logical in leaves}
+
+
+def path_names(path: Sequence[Any]) -> tuple[str, ...]:
+    """Names along a path of `jax.tree_util`, without the wrapper that flax puts around an array."""
+    if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name in ("value", "raw_value"):
+        path = path[:-1]
+    return tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -81,3 +168,22 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
     """The same on every device."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """Arrays placed as told. With several processes each one holds the whole value and keeps its part.
+
+    Args:
+      tree: arrays of NumPy or jax.
+      shardings: one for all, or a tree of them.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+    if isinstance(shardings, jax.sharding.Sharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+
+    def place(value, sharding):
+        value = np.asarray(value)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    return jax.tree.map(place, tree, shardings)
