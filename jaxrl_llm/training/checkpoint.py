@@ -25,6 +25,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 from jaxrl_llm.training.fingerprint import fingerprints
+from jaxrl_llm.training.paths import flatten
 
 # Settings whose change leaves the results of a run as they are, so that resuming with another value is no surprise.
 HARMLESS = ("config.run_dir", "config.checkpoint")
@@ -117,7 +118,7 @@ class Checkpoints:
         """
         if accuracy is not None and math.isnan(accuracy):
             accuracy = None
-        flat = _flatten(state)
+        flat = flatten(state)
         # Written by another thread while the loop goes on changing its record: the text is made now.
         note = {"record": json.loads(json.dumps(record)), "accuracy": accuracy, "fingerprints": fingerprints(flat)}
         args = ocp.args.Composite(
@@ -205,7 +206,7 @@ class Checkpoints:
             self._report(str(failure))  # the error under way matters more
 
     def _read(self, number: int, like: Any, partial: bool) -> Restored:
-        wanted = _flatten(like)
+        wanted = flatten(like)
         note = self._manager.restore(number, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
         if note.pop("checksum", None) != _checksum(note):
             raise Damaged("its record is not the one that was saved")
@@ -278,11 +279,6 @@ def _read_accuracies(path: pathlib.Path) -> dict[int, float | None]:
             except (OSError, ValueError, LookupError, TypeError):
                 continue
     return accuracies
-
-
-def _flatten(tree: Any) -> dict[str, Any]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

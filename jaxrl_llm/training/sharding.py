@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import schema
 from jaxrl_llm.training import config as configs
+from jaxrl_llm.training.paths import path_names
 
 AXES = ("data", "fsdp", "tensor", "expert")
 BATCH = PartitionSpec(("data", "fsdp"))
@@ -151,13 +152,6 @@ def parameter_table(axes: Any) -> dict[tuple[str, ...], Logical]:
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(axes, is_leaf=lambda x: type(x) is tuple)
     return {path_names(path): logical for path, logical in leaves}
-
-
-def path_names(path: Sequence[Any]) -> tuple[str, ...]:
-    """Names along a path of `jax.tree_util`, without the wrapper that flax puts around an array."""
-    if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and path[-1].name in ("value", "raw_value"):
-        path = path[:-1]
-    return tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

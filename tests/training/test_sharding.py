@@ -12,6 +12,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.training import sharding
 from jaxrl_llm.training.config import Mesh as MeshConfig
+from jaxrl_llm.training.paths import flatten
 
 TINY = ModelConfig(
     vocab_size=16,
@@ -102,7 +103,7 @@ def test_partition_spec_refuses_what_it_does_not_know():
 
 def test_every_large_parameter_is_divided_over_fsdp_and_tensor():
     places = sharding.shardings(jax.eval_shape(make_params), mesh(fsdp=2, tensor=2))
-    flat = {sharding.path_names(path): place.spec for path, place in jax.tree_util.tree_flatten_with_path(places)[0]}
+    flat = {tuple(name.split("/")): place.spec for name, place in flatten(places).items()}
     assert flat[("embedding",)] == P("tensor", "fsdp")
     assert flat[("head",)] == P("fsdp", "tensor")
     assert flat[("layers", "attention", "query", "kernel")] == P(None, "fsdp", "tensor")
