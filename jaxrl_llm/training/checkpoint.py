@@ -291,12 +291,17 @@ def _checksum(note: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(note, sort_keys=True).encode())
 
 
-def _reason(error: Exception) -> str:
-    """One line: the operating system's own words where the storage library wraps them."""
+def _reason(error: BaseException) -> str:
+    """One line: the operating system's own words where the storage library wraps them, else the first cause's."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
     if code:
         return os.strerror(int(code[1]))
-    return (str(error).splitlines() or [""])[0][:300] or type(error).__name__
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = (str(error).splitlines() or [""])[0].partition(" [tensorstore_spec")[0]
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {text}"
+    return text[:300] or type(error).__name__
 
 
 def _require_writable(path: pathlib.Path) -> None:
