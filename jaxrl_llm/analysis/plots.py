@@ -127,6 +127,7 @@ def draw(
 def figure(runs: Sequence[Rows], labels: Sequence[str]) -> Figure:
     """The picture of `runs` (rows of metrics.jsonl each), named by `labels`."""
     panels = [panel for panel in (*_evaluations(runs), *PANELS) if _has_numbers(panel, runs)]
+    rollouts = [row["rollout"] for rows in runs for row in rows]
     cell = LEFT + PANEL[0] + RIGHT, ABOVE + PANEL[1] + BELOW
     columns = max(1, min(COLUMNS, len(panels)))
     width, height = columns * cell[0], HEAD + math.ceil(len(panels) / columns) * cell[1] + FOOT
@@ -137,6 +138,8 @@ def figure(runs: Sequence[Rows], labels: Sequence[str]) -> Figure:
         x = (i % columns) * cell[0] + LEFT
         y = height - HEAD - (i // columns) * cell[1] - ABOVE - PANEL[1]
         axis = fig.add_axes((x / width, y / height, PANEL[0] / width, PANEL[1] / height))
+        # The same rollouts in every panel, so that the eye can go from one to another.
+        axis.set_xlim(min(rollouts), max(max(rollouts), min(rollouts) + 1))
         _draw_panel(axis, panel, runs, last=i + columns >= len(panels))
     return fig
 
@@ -183,7 +186,13 @@ def _draw_panel(axis: Axes, panel: Panel, runs: Sequence[Rows], last: bool) -> N
                 continue
             smooth = y if panel.markers else running_mean(y, len(y) // SMOOTHING)
             if panel.markers:
-                style = {"marker": "o", "markersize": 4.5, "markeredgecolor": "white", "linewidth": 1.8}
+                style = {
+                    "marker": "o",
+                    "markersize": 4.5,
+                    "markeredgecolor": "white",
+                    "linewidth": 1.8,
+                    "clip_on": False,
+                }
             elif j == 0:
                 style = {"linewidth": 1.8, "solid_capstyle": "round"}
                 if alone and len(y) >= SMOOTHING:
@@ -210,7 +219,6 @@ def _dress(axis: Axes, panel: Panel, alone: bool, last: bool) -> None:
     above = {"transform": axis.transAxes, "va": "bottom"}
     axis.text(0, 1.155, panel.title, fontsize=10.5, color=INK, fontweight="bold", **above)
     axis.text(0, 1.045, note, fontsize=8.2, color=QUIET, **above)
-    axis.margins(x=0.015)
     if panel.log:
         axis.set_yscale("log")
         low, high = axis.get_ylim()
@@ -218,12 +226,12 @@ def _dress(axis: Axes, panel: Panel, alone: bool, last: bool) -> None:
         axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(_power))
     else:
-        axis.yaxis.set_major_locator(MaxNLocator(4))
+        axis.yaxis.set_major_locator(MaxNLocator(4, steps=(1, 2, 2.5, 5, 10)))
         if panel.show is _percent:
             axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
         if axis.dataLim.y0 >= 0:
             axis.set_ylim(bottom=max(0.0, axis.get_ylim()[0]))
-    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=(1, 2, 5, 10)))
     axis.spines[["top", "right", "left"]].set_visible(False)
     axis.spines["bottom"].set_color(AXIS)
     axis.grid(axis="y", color=RULE, linewidth=0.8)

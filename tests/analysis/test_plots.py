@@ -95,6 +95,11 @@ def test_names_do_not_overlap():
     assert first.x1 < second.x0
 
 
+def test_all_panels_span_the_same_rollouts():
+    figure = plots.figure([EVALUATED, rows_of([1.0] * 9), rows_of([1.0], entropy=1.0)], ["a", "b", "c"])
+    assert [axis.get_xlim() for axis in figure.axes] == [(0, 8)] * 3
+
+
 def test_a_full_page_keeps_texts_apart():
     """No text of one panel reaches into another panel or over another text."""
     metrics = {name: 0.37 for panel in plots.PANELS for name, _ in panel.lines}
