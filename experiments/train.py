@@ -7,10 +7,13 @@
 The config file's docstring says what it does and how long it takes. Everything the run leaves is in config.run_dir.
 """
 
+import sys
+
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jaxrl_llm.training import loop
+from jaxrl_llm.training.checkpoint import SaveError
 from jaxrl_llm.training.config import RunConfig
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file under configs/.", lock_config=True)
@@ -23,10 +26,9 @@ def main(argv):
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
     logging.set_verbosity(logging.WARNING)  # orbax tells every step of every save
     try:
-        config = RunConfig.read(_CONFIG.value)
-    except ValueError as error:
-        raise app.UsageError(str(error)) from None
-    loop.train(config, resume=_RESUME.value, overwrite=_OVERWRITE.value)
+        loop.train(RunConfig.read(_CONFIG.value), resume=_RESUME.value, overwrite=_OVERWRITE.value)
+    except (ValueError, SaveError) as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

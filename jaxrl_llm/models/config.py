@@ -40,6 +40,8 @@ class ModelConfig:
       tie_word_embeddings: the unembedding is the transposed embedding.
       dtype: of the computation; norms, softmax and logits are float32 in any case.
       param_dtype: of the parameters.
+      scan_unroll: layers written out per iteration of the training forward's loop; num_layers for none at all (faster on
+        CPU, where a loop hides its body from the other optimisations; slower to compile).
       remat: what the backward pass recomputes: nothing, all but matrix products, or whole layers.
     """
 
@@ -58,6 +60,7 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
+    scan_unroll: int = 1
     remat: Literal["none", "dots", "full"] = "none"
 
     def __post_init__(self):

@@ -247,7 +247,9 @@ def _log1mexp(x: jax.Array) -> jax.Array:
     x = jnp.minimum(x, 0.0)
     near_zero = x > -0.6931472
     return jnp.where(
-        near_zero, jnp.log(-jnp.expm1(jnp.where(near_zero, x, -1.0))), jnp.log1p(-jnp.exp(jnp.where(near_zero, -1.0, x)))
+        near_zero,
+        jnp.log(-jnp.expm1(jnp.where(near_zero, x, -1.0))),
+        jnp.log1p(-jnp.exp(jnp.where(near_zero, -1.0, x))),
     )
 
 

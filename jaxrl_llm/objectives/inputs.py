@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 # Bounds of log r before exp: e^20 is finite in every float, and no useful update lives beyond it.
 LOG_RATIO_BOUND = 20.0
-# Bound of log r where it is used without exp (output-reset margins, k2).
+# Bound of log-probs, and of log r where it is used without exp (output-reset margins, k2).
 RAW_LOG_RATIO_BOUND = 1e4
 
 
@@ -135,7 +135,7 @@ def sanitize(inputs: LossInputs, anchor: str = "behavior") -> Tokens:
     def clean(x):
         return jnp.where(mask, x, 0.0).astype(dtype)
 
-    logprobs = clean(inputs.logprobs)
+    logprobs = jnp.maximum(clean(inputs.logprobs), -RAW_LOG_RATIO_BOUND)
     constant = jax.lax.stop_gradient(logprobs)
     behavior = clean(jax.lax.stop_gradient(inputs.behavior_logprobs))
     missing = jnp.isnan(behavior)

@@ -38,7 +38,9 @@ class Penalty:
     @property
     def needs(self) -> frozenset[str]:
         """Statistics beyond the log-probs."""
-        return frozenset({"reference_logprobs"} if self.kl else set()) | frozenset({"entropy"} if self.entropy else set())
+        return frozenset({"reference_logprobs"} if self.kl else set()) | frozenset(
+            {"entropy"} if self.entropy else set()
+        )
 
 
 def apply(penalty: Penalty, t: Tokens) -> tuple[jax.Array, dict[str, jax.Array]]:

@@ -58,7 +58,9 @@ def _pdm_needs(hyper) -> frozenset[str]:
 
 
 def _drpo(name: str, **defaults) -> Objective:
-    return Objective(regularizer.drpo, normalize_std=False, defaults=defaults | ({} if name == "shift" else {"regularizer": name}))
+    return Objective(
+        regularizer.drpo, normalize_std=False, defaults=defaults | ({} if name == "shift" else {"regularizer": name})
+    )
 
 
 OBJECTIVES: dict[str, Objective] = {

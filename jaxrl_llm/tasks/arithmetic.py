@@ -1,10 +1,16 @@
 """Arithmetic made up on the spot: no download, a truth for every prompt, difficulty at will.
 
+A worked solution is ">" and the running totals, as in "3+4-2=" -> ">7,5"; the answer is the last of its numbers. A
+guess gives one number at once.
+
 Examples are a pure function of seed and index. A prompt belongs to the held-out split if its checksum says so, and to
 training otherwise, so the two can never share a prompt whatever their seeds and sizes.
 """
 
 import dataclasses
+import itertools
+import math
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
@@ -15,7 +21,7 @@ from jaxrl_llm import schema
 from jaxrl_llm.tasks.base import Example
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
-ALPHABET = "0123456789+-*="
+ALPHABET = "0123456789+-*=>,"
 HELD_OUT_SHARE = 10  # one prompt in ten
 
 
@@ -61,14 +67,14 @@ class Arithmetic:
       kinds: which problems, in equal shares: add, sub, mul (of numbers with that many digits; mul by one digit), sum and
         mix (that many one-digit numbers, added, or added and subtracted), each with a size, as in "add2". No result is
         negative.
-      wrong_demonstrations: share of training demonstrations whose answer is wrong. A policy that imitates such a teacher
-        is as often wrong; rewards are always given by the truth.
+      guessed_demonstrations: share of training demonstrations that guess (off by up to 3, right one time in seven)
+        instead of working the answer out. A policy that imitates such a teacher is careful or hasty as often as it.
       train_size, eval_size: examples of the two splits.
       seed: of the examples.
     """
 
     kinds: tuple[str, ...] = ("add2", "sub2", "sum4", "mix3")
-    wrong_demonstrations: float = 0.0
+    guessed_demonstrations: float = 0.0
     train_size: int = 100_000
     eval_size: int = 512
     seed: int = 0
@@ -83,9 +89,9 @@ class Arithmetic:
             )
         schema.require(len(self.kinds) > 0, "config.task.arithmetic.kinds", self.kinds, "at least one kind")
         schema.require(
-            0 <= self.wrong_demonstrations < 1,
-            "config.task.arithmetic.wrong_demonstrations",
-            self.wrong_demonstrations,
+            0 <= self.guessed_demonstrations < 1,
+            "config.task.arithmetic.guessed_demonstrations",
+            self.guessed_demonstrations,
             "in [0, 1)",
         )
         schema.require(self.train_size > 0, "config.task.arithmetic.train_size", self.train_size, "positive")
@@ -116,11 +122,11 @@ class Examples(Sequence):
         kind = self.config.kinds[index % len(self.config.kinds)]
         expression = self._distinct[index] if self.held_out else _draw(rng, kind, held_out=False)
         truth = evaluate(expression)
-        answer = solution = str(truth)
-        if not self.held_out and rng.random() < self.config.wrong_demonstrations:
-            solution = str(truth + int(rng.integers(1, 10)) * (1 if truth < 10 or rng.random() < 0.5 else -1))
+        solution = ">" + ",".join(map(str, running_totals(expression)))
+        if rng.random() < self.config.guessed_demonstrations:
+            solution = str(abs(truth + int(rng.integers(-3, 4))))
         split = "eval" if self.held_out else "train"
-        return Example(f"{split}-{index}", expression + "=", answer, solution=solution, metadata={"kind": kind})
+        return Example(f"{split}-{index}", expression + "=", str(truth), solution=solution, metadata={"kind": kind})
 
 
 def _draw(rng: np.random.Generator, kind: str, held_out: bool) -> str:
@@ -157,8 +163,8 @@ class ArithmeticTask:
     name: str = "arithmetic"
 
     def score(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
-        """1 where the completion is the answer, digit by digit, else 0."""
-        return [float(c.strip() == e.answer) for e, c in zip(examples, completions, strict=True)]
+        """1 where the completion's last number is the answer, digit by digit, else 0."""
+        return [float(re.split("[>,]", c)[-1] == e.answer) for e, c in zip(examples, completions, strict=True)]
 
 
 def create(config: Mapping[str, Any]) -> ArithmeticTask:
@@ -178,8 +184,10 @@ def is_held_out(expression: str) -> bool:
 
 def evaluate(expression: str) -> int:
     """Value of sums, differences and products of integers, products first."""
-    total = 0
-    for term in expression.replace("-", "+-").split("+"):
-        factors = [int(f) for f in term.split("*")]
-        total += int(np.prod(factors))
-    return total
+    return running_totals(expression)[-1]
+
+
+def running_totals(expression: str) -> list[int]:
+    """The totals after the second, third, ... term of an expression; its value alone where it has one term."""
+    terms = [math.prod(map(int, term.split("*"))) for term in expression.replace("-", "+-").split("+")]
+    return list(itertools.accumulate(terms))[1:] or terms

@@ -100,7 +100,9 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     lengths = mask.sum(axis=1)
     scored = ~np.isnan(rewards)
     # A group whose valid rewards are all equal gives no gradient.
-    flat = [np.ptp(rewards[members]) == 0 if (members := (groups == g) & scored).any() else True for g in np.unique(groups)]
+    flat = [
+        np.ptp(rewards[members]) == 0 if (members := (groups == g) & scored).any() else True for g in np.unique(groups)
+    ]
     return {
         "reward/mean": float(rewards[scored].mean()) if scored.any() else float("nan"),
         "reward/failed_grades": float((~scored).sum()),

@@ -261,9 +261,7 @@ def check(run: RunConfig) -> None:
             require(value >= 0, f"config.{section}.{name}", value, "0 or more")
     require(0 < r.top_p <= 1, "config.rollout.top_p", r.top_p, "in (0, 1]")
     require(0 <= r.min_p < 1, "config.rollout.min_p", r.min_p, "in [0, 1)")
-    require(
-        0 < run.evaluation.top_p <= 1, "config.evaluation.top_p", run.evaluation.top_p, "in (0, 1]"
-    )
+    require(0 < run.evaluation.top_p <= 1, "config.evaluation.top_p", run.evaluation.top_p, "in (0, 1]")
     require(
         r.temperature > 0,
         "config.rollout.temperature",

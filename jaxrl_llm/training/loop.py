@@ -31,6 +31,7 @@ from jaxrl_llm.training.evaluate import Evaluation, evaluate
 from jaxrl_llm.training.metrics import MetricsWriter, reduce_updates
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.run_dir import RunDir, open_run_dir
+from jaxrl_llm.training.signals import StopSignals
 from jaxrl_llm.training.step import Forward, TrainStep, score
 from jaxrl_llm.types import Batch, TrainState
 
@@ -54,8 +55,10 @@ class Result:
     seconds: float
 
 
-def train(run: RunConfig, *, resume: bool = False, overwrite: bool = False, console: Console | None = None) -> Result:
-    """Runs `run` to its end.
+def train(
+    run: RunConfig, *, resume: bool = False, overwrite: bool = False, console: Console | None = None
+) -> Result | None:
+    """Runs `run` to its end, or until SIGTERM or Ctrl-C: then it saves and returns None.
 
     Args:
       run: a checked configuration (`RunConfig.read`).
@@ -67,14 +70,19 @@ def train(run: RunConfig, *, resume: bool = False, overwrite: bool = False, cons
       ValueError: a configuration that does not fit its task, model or devices, before anything is compiled.
     """
     start = time.monotonic()
-    console = console or Console()
+    # One process speaks for all.
+    console = console or Console(quiet=jax.process_index() != 0)
 
     # ---- Everything that can be refused is refused here ------------------------------------------------------------
     task = tasks.create(run.task)
     mesh = sharding.create_mesh(run.mesh)
     configs.check_devices(run, sharding.data_shards(mesh))
     policy = policies.create(run, task, mesh)
-    run_dir, previous = _open(run, resume, overwrite)
+    config = schema.defaults(run)
+    run_dir = open_run_dir(run.run_dir, config, resume=resume, overwrite=overwrite)
+    if resume:
+        _check_same_config(run, run_dir.read_config(), config)
+        run_dir.write_config(config)
 
     # ---- The parts -------------------------------------------------------------------------------------------------
     loss = objectives.build(run.objective)
@@ -87,25 +95,29 @@ def train(run: RunConfig, *, resume: bool = False, overwrite: bool = False, cons
         entropy=True,
         topk="topk_logprobs" in loss.needs,
     )
-    step = _compile_step(TrainStep(forward, loss, optimizer, run.training.micro_batches), mesh)
     score_old = jax.jit(functools.partial(score, forward, micro_batches=run.training.updates_per_rollout))
     sampler = Sampler(policy.graphdef, policy.config, _sampling(run, policy))
     evaluator = _Evaluator(run, task, policy)
     key = jax.random.key(run.seed)
 
-    with Checkpoints(run_dir.checkpoints, run.checkpoint.keep) as checkpoints:
+    with (
+        Checkpoints(run_dir.checkpoints, run.checkpoint.keep, report=console.print) as checkpoints,
+        StopSignals() as stop,
+    ):
         # ---- State: resumed, or warm-started -----------------------------------------------------------------------
         state = _initial_state(policy.params, optimizer, mesh)
         restored = checkpoints.restore(state) if resume else None
         if restored is not None:
-            first, state, record = restored
-            _check_same_config(run, record["config"], previous)
+            first, state, record = restored.rollout, restored.state, restored.record
             console.print(f"resuming after rollout {first} of {run.training.rollouts}")
         else:
+            if resume:
+                console.print("the run directory holds no checkpoint yet: starting from the beginning")
             first, record = 0, {"position": 0}
             params = _warm_start(run, task, policy, mesh, console)
             state = _initial_state(params, optimizer, mesh)
-        record["config"] = schema.defaults(run)
+        record["config"] = config
+        step = _compile_step(TrainStep(forward, loss, optimizer, run.training.micro_batches), state)
 
         with MetricsWriter(run_dir.metrics, run_dir.tensorboard, first if restored else None) as metrics:
             if restored is None:
@@ -123,7 +135,9 @@ def train(run: RunConfig, *, resume: bool = False, overwrite: bool = False, cons
                 for rollout in range(first + 1, run.training.rollouts + 1):
                     clock = time.monotonic()
                     indices = example_indices(run.seed, record["position"], run.rollout.prompts, len(task.train))
-                    prompts = tokenize([task.train[i] for i in indices], policy.tokenizer, run.rollout.max_prompt_length)
+                    prompts = tokenize(
+                        [task.train[i] for i in indices], policy.tokenizer, run.rollout.max_prompt_length
+                    )
                     _check_complete(prompts, run)
                     collected = collect(
                         sampler,
@@ -169,10 +183,14 @@ def train(run: RunConfig, *, resume: bool = False, overwrite: bool = False, cons
                             run_dir.samples, f"rollout-{rollout:05d}", f"After rollout {rollout}", evaluated.collected
                         )
                     metrics.write(rollout, row)
-                    if last or rollout % run.checkpoint.every == 0:
+                    if last or stop.requested or rollout % run.checkpoint.every == 0:
                         checkpoints.save(rollout, state, record, evaluated.accuracy if evaluated else None)
                     live = {"reward": row["reward/mean"], "accuracy": accuracy, "tok/s": row["time/tokens_per_s"]}
                     bar.update(rollout, live)
+                    if stop.requested and not last:
+                        checkpoints.wait()
+                        console.print(f"{stop.name}: saved after rollout {rollout}; go on with --resume")
+                        return None
 
         # ---- What it came to ---------------------------------------------------------------------------------------
         checkpoints.wait()
@@ -216,12 +234,6 @@ class _Evaluator:
         return evaluate(self.sampler, params, self.task, self.tokenizer, self.prompts, key, self.samples)
 
 
-def _open(run: RunConfig, resume: bool, overwrite: bool) -> tuple[RunDir, dict[str, Any] | None]:
-    config = schema.defaults(run)
-    run_dir = open_run_dir(run.run_dir, config, resume=resume, overwrite=overwrite)
-    return run_dir, config
-
-
 def _check_same_config(run: RunConfig, saved: dict[str, Any], now: dict[str, Any]) -> None:
     difference = config_difference(saved, now)
     if difference and not run.checkpoint.allow_config_change:
@@ -251,9 +263,11 @@ def _initial_state(params: Any, optimizer, mesh) -> TrainState:
     return TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0)
 
 
-def _compile_step(step: TrainStep, mesh):
-    # The state is donated: parameters and moments are updated in place.
-    return jax.jit(step, donate_argnums=0)
+def _compile_step(step: TrainStep, state: TrainState):
+    # The state is donated: parameters and moments are updated in place. Its placement is stated, because a state that
+    # comes back with another one would be compiled for a second time.
+    places = jax.tree.map(lambda x: x.sharding, state)
+    return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
 
 
 def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console: Console) -> Any:
@@ -266,15 +280,15 @@ def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console:
     )
     optimizer = optimizers.create(config, warm.steps)
     loss = objectives.build({"name": "reinforce"})
-    step = _compile_step(TrainStep(Forward(policy.graphdef, policy.config.vocab_size), loss, optimizer), mesh)
     state = _initial_state(policy.params, optimizer, mesh)
+    step = _compile_step(TrainStep(Forward(policy.graphdef, policy.config.vocab_size), loss, optimizer), state)
     with progress.bar(console, "warm start", warm.steps) as bar:
         for i in range(warm.steps):
             # Drawn from the end of the stream that RL reads from its beginning.
             indices = example_indices(run.seed + 1, i * warm.batch_size, warm.batch_size, len(task.train))
             examples = [task.train[j] for j in indices]
             batch = _demonstrations(run, examples, policy)
-            state, metrics = step(state, jax.device_put(batch, sharding.batch_sharding(mesh)))
+            state, metrics = step(state, _spread(batch, mesh))
             if (i + 1) % 10 == 0 or i + 1 == warm.steps:
                 bar.update(i + 1, {"loss": float(metrics["loss"].numerator)})
     return state.params
@@ -302,16 +316,21 @@ def _batch(run: RunConfig, collected: Collected, mesh) -> Batch:
     else:
         normalize = objective.normalize_std and run.advantage.normalize_std
         advantages = objectives.group_advantages(rewards, groups, count, normalize_std=normalize)
-    return jax.device_put(batches.from_rollout(rollout, advantages), sharding.batch_sharding(mesh))
+    return _spread(batches.from_rollout(rollout, advantages), mesh)
+
+
+def _spread(batch: Batch, mesh) -> Batch:
+    return sharding.put(batch, jax.tree.map(lambda _: sharding.batch_sharding(mesh), batch))
 
 
 def _minibatches(batch: Batch, key: jax.Array, training: configs.Training, mesh):
     """The rollout's rows in a new random order every epoch, cut into mini-batches."""
     rows = batch.tokens.shape[0]
+    take = jax.jit(batches.take, out_shardings=sharding.batch_sharding(mesh))
     for epoch in range(training.epochs):
         order = jax.random.permutation(jax.random.fold_in(key, epoch), rows)
         for part in order.reshape(training.updates_per_rollout, -1):
-            yield jax.device_put(batches.take(batch, part), sharding.batch_sharding(mesh))
+            yield take(batch, part)
 
 
 def _mismatch(update: dict[str, objectives.Metric]) -> dict[str, float]:

@@ -5,7 +5,9 @@ import numpy as np
 from jaxrl_llm.objectives import LossInputs
 
 
-def make_inputs(seed: int = 0, batch: int = 3, length: int = 5, vocab: int = 6, width: int = 3, dtype=np.float64, **changes):
+def make_inputs(
+    seed: int = 0, batch: int = 3, length: int = 5, vocab: int = 6, width: int = 3, dtype=np.float64, **changes
+):
     """Random but consistent inputs: log-probs of two softmaxes over `vocab` tokens, a top-K view of the first."""
     rng = np.random.default_rng(seed)
     mu, pi, old = (log_softmax(rng.normal(size=(batch, length, vocab)) * 1.5) for _ in range(3))

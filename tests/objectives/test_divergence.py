@@ -34,9 +34,8 @@ def reference(kind: str, mu: np.ndarray, pi: jax.Array) -> jax.Array:
         "reverse_kl": lambda: jnp.sum(pi * jnp.log(pi / mu)),
         "tv": lambda: jnp.sum(jnp.abs(mu - pi)) / 2,
         "jensen_shannon": lambda: (
-            jnp.sum(mu * jnp.log(2 * mu / (mu + pi))) + jnp.sum(pi * jnp.log(2 * pi / (mu + pi)))
-        )
-        / 2,
+            (jnp.sum(mu * jnp.log(2 * mu / (mu + pi))) + jnp.sum(pi * jnp.log(2 * pi / (mu + pi)))) / 2
+        ),
         "hellinger": lambda: jnp.sum((jnp.sqrt(mu) - jnp.sqrt(pi)) ** 2),
         "chi2": lambda: jnp.sum((mu - pi) ** 2 / pi),
     }[kind]()
@@ -115,9 +114,7 @@ def test_topk_views_equal_brute_force_on_the_completed_distribution(seed, vocab,
     rest = vocab - len(kept)
     # Build the completed distributions token by token, then apply the exact definitions to them.
     spread = 0 if rest == 0 else (1 if tail == "aggregated" else rest)
-    complete = [
-        np.concatenate([p[kept], np.full(spread, (1 - p[kept].sum()) / max(spread, 1))]) for p in (mu, pi)
-    ]
+    complete = [np.concatenate([p[kept], np.full(spread, (1 - p[kept].sum()) / max(spread, 1))]) for p in (mu, pi)]
     full_mu, full_pi = (np.maximum(p, 1e-300) for p in complete)
     exact = dv.exact_view(np.log(full_mu), np.log(full_pi), np.int32(kept.index(k)))
     view = topk(log_mu, np.log(pi), k, width, tail=tail)
@@ -135,9 +132,7 @@ def test_topk_views_converge_to_exact_and_meet_it_at_full_width():
         gaps = []
         for width in (2, 10, 30, 50):
             view = topk(log_mu, log_pi, 7, width, tail=tail)
-            gaps.append(
-                [float(abs(f(view) - f(exact))) for f in (dv.divergence, dv.directional_derivative)]
-            )
+            gaps.append([float(abs(f(view) - f(exact))) for f in (dv.divergence, dv.directional_derivative)])
         assert gaps[0][0] > gaps[1][0] > gaps[2][0] > gaps[3][0]
         np.testing.assert_allclose(gaps[3], 0, atol=1e-12)
 

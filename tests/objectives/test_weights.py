@@ -57,9 +57,7 @@ WEIGHTS = {
     ),
     "ppo_clip": (
         lambda d: {"eps_low": min(d, 0.9), "eps_high": d},
-        lambda mu, pi, a, d: float(
-            not ((a > 0 and pi / mu > 1 + d) or (a < 0 and pi / mu < 1 - min(d, 0.9)))
-        ),
+        lambda mu, pi, a, d: float(not ((a > 0 and pi / mu > 1 + d) or (a < 0 and pi / mu < 1 - min(d, 0.9)))),
     ),
     "dppo": (
         lambda d: {"divergence": "binary_tv", "delta_low": d, "delta_high": d},
