@@ -11,6 +11,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.ops.fp8 import Format, fake_quant
 from jaxrl_llm.types import TokenStats
 
 
@@ -23,6 +24,7 @@ def token_stats(
     entropy: bool = False,
     ids: chex.Array | None = None,
     mask: chex.Array | None = None,
+    fp8: Format = "off",
     chunk_size: int = 1024,
 ) -> TokenStats:
     """Log-probs of the sampled tokens under softmax(hidden @ unembedding / temperature), and more on request.
@@ -36,6 +38,7 @@ def token_stats(
       ids: int32 [N, K], vocabulary ids whose log-probs are wanted too.
       mask: bool [N]; rows that are False are replaced by zeros before any arithmetic (their statistics mean nothing
         and no gradient passes, whatever their hidden state holds).
+      fp8: format that the logits are rounded to, one scale per token, as an emulating sampler rounds its own.
       chunk_size: tokens per block.
 
     Returns:
@@ -55,7 +58,7 @@ def token_stats(
         hidden = jnp.where(mask[:, None], hidden, 0)
         tokens = jnp.where(mask, tokens, 0)
         ids = None if ids is None else jnp.where(mask[:, None], ids, 0)
-    one = functools.partial(_chunk_stats, temperature=temperature, entropy=entropy)
+    one = functools.partial(_chunk_stats, temperature=temperature, entropy=entropy, fp8=fp8)
     if count <= chunk_size:
         return one(hidden, unembedding, tokens, ids)
 
@@ -90,10 +93,10 @@ def logits_stats(logits: chex.Array, tokens: chex.Array, *, entropy: bool = Fals
     )
 
 
-def _chunk_stats(hidden, unembedding, tokens, ids, *, temperature: float, entropy: bool) -> TokenStats:
+def _chunk_stats(hidden, unembedding, tokens, ids, *, temperature: float, entropy: bool, fp8: Format) -> TokenStats:
     dtype = jnp.promote_types(hidden.dtype, jnp.float32)
-    logits = jnp.matmul(hidden, unembedding, preferred_element_type=dtype) / temperature
-    return logits_stats(logits, tokens, entropy=entropy, ids=ids)
+    logits = fake_quant(jnp.matmul(hidden, unembedding, preferred_element_type=dtype), fp8)
+    return logits_stats(logits / temperature, tokens, entropy=entropy, ids=ids)
 
 
 def _entropy(logits, logsumexp):

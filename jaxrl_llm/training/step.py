@@ -15,6 +15,7 @@ from flax import nnx
 from jaxrl_llm import objectives
 from jaxrl_llm.ops.fp8 import Fp8Sites
 from jaxrl_llm.ops.token_stats import token_stats
+from jaxrl_llm.rollout.emulate import quantize_weights
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.types import Batch, TokenStats, TrainState
 
@@ -42,6 +43,8 @@ class Forward:
 
     def __call__(self, params: Any, batch: Batch) -> TokenStats:
         """Statistics [B, T] (and [B, T, K]) of the current policy at the batch's response tokens, differentiable."""
+        if self.fp8 is not None:
+            params = quantize_weights(params, self.fp8)
         model = nnx.merge(self.graphdef, params)
         hidden = model.hidden(batch.tokens, batch.positions, batch.segment_ids, fp8=self.fp8)
         rows, width = batch.response_mask.shape
@@ -57,6 +60,7 @@ class Forward:
             entropy=self.entropy,
             ids=ids,
             mask=batch.response_mask.reshape(-1),
+            fp8="off" if self.fp8 is None else self.fp8.logits,
         )
         return jax.tree.map(lambda x: x.reshape(rows, width, *x.shape[1:]), stats)
 
