@@ -1,9 +1,12 @@
-"""Arithmetic from scratch: supervised warm start, then RL. The project's main job, on a laptop.
+"""Arithmetic from scratch: a supervised warm start, then RL. The project's main job, on a laptop.
 
     python experiments/train.py --config=configs/quickstart.py
     python experiments/train.py --config=configs/quickstart.py --config.objective.name=drpo --config.run_dir=runs/drpo
 
-Hardware: 2 CPU cores. Metric: accuracy on 512 held-out prompts.
+The teacher of the warm start works half of its answers out and guesses the other half, so a policy that imitates it is right
+about half of the time. RL, which only sees right and wrong, finds out that working the answer out pays.
+
+Hardware: 2 CPU cores, a few minutes. Metric: accuracy at temperature 1 on held-out prompts.
 """
 
 from jaxrl_llm.training.config import default_config
@@ -14,10 +17,9 @@ def get_config():
     config.run_dir = "runs/quickstart"
 
     config.task.name = "arithmetic"
-    config.task.arithmetic.kinds = ("sum3", "mix3", "mix4")
-    # Most of the teacher's demonstrations are guesses. Imitation is as hasty as the teacher; RL finds out that working
-    # the answer out pays.
+    config.task.arithmetic.kinds = ("sum3", "mix3")
     config.task.arithmetic.guessed_demonstrations = 0.5
+    config.task.arithmetic.eval_size = 180  # one-digit sums have few different held-out prompts
     config.model.architecture = {
         "hidden_size": 96,
         "intermediate_size": 384,
@@ -27,23 +29,25 @@ def get_config():
         "num_kv_heads": 2,
         "head_dim": 32,
     }
-    config.warm_start.steps = 400
+    config.warm_start.steps = 600
     config.warm_start.batch_size = 128
     config.warm_start.learning_rate = 6e-3
 
     config.rollout.prompts = 64
     config.rollout.group_size = 8
     config.rollout.max_prompt_length = 16
-    config.rollout.max_response_length = 12
+    config.rollout.max_response_length = 8
     config.rollout.capture_top_k = 8
 
     config.objective.name = "pdm"
     config.training.rollouts = 60
     config.training.updates_per_rollout = 4
     config.optimizer.learning_rate = 5e-4
+    config.optimizer.schedule = "linear"
     config.optimizer.warmup_steps = 10
     config.optimizer.b2 = 0.95
 
-    config.evaluation.every = 20
-    config.checkpoint.every = 60
+    config.evaluation.every = 10
+    config.evaluation.samples = 4
+    config.checkpoint.every = 30
     return config

@@ -68,7 +68,7 @@ def test_each_emulated_site_makes_a_mismatch_of_its_own(site, fmt):
 def test_a_sequence_depends_on_its_prompt_key_and_seed_alone():
     sample, params = sampler()
     together = sample(params, PROMPTS, jax.random.key(3), seeds=[7, 8, 9])
-    turned = sample(params, PROMPTS[::-1] + [[1, 2, 3]], jax.random.key(3), seeds=[9, 8, 7, 1])
+    turned = sample(params, [*PROMPTS[::-1], [1, 2, 3]], jax.random.key(3), seeds=[9, 8, 7, 1])
     alone = sample(params, PROMPTS[1:2], jax.random.key(3), seeds=[8])
     for row in range(3):
         np.testing.assert_array_equal(turned.response_tokens[2 - row], together.response_tokens[row])
