@@ -3,8 +3,8 @@
     python experiments/train.py --config=configs/quickstart.py
     python experiments/train.py --config=configs/quickstart.py --config.objective.name=drpo --config.run_dir=runs/drpo
 
-The teacher of the warm start works half of its answers out and guesses the other half, so a policy that imitates it is right
-about half of the time. RL, which only sees right and wrong, finds out that working the answer out pays.
+The teacher of the warm start works two answers in five out and guesses the rest, so a policy that imitates it is right about
+half of the time. RL, which only sees right and wrong, finds out that working the answer out pays.
 
 Hardware: 2 CPU cores, a few minutes. Metric: accuracy at temperature 1 on held-out prompts.
 """
@@ -18,7 +18,7 @@ def get_config():
 
     config.task.name = "arithmetic"
     config.task.arithmetic.kinds = ("sum3", "mix3")
-    config.task.arithmetic.guessed_demonstrations = 0.5
+    config.task.arithmetic.guessed_demonstrations = 0.6
     config.task.arithmetic.eval_size = 180  # one-digit sums have few different held-out prompts
     config.model.architecture = {
         "hidden_size": 96,
@@ -29,7 +29,7 @@ def get_config():
         "num_kv_heads": 2,
         "head_dim": 32,
     }
-    config.warm_start.steps = 600
+    config.warm_start.steps = 700
     config.warm_start.batch_size = 128
     config.warm_start.learning_rate = 6e-3
 

@@ -15,7 +15,7 @@ def reference(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     z = np.asarray(logits, np.float64) / temperature
     p = np.exp(z - np.logaddexp.reduce(z))
     kept = np.ones(len(p), bool)
-    if top_k:
+    if 0 < top_k < len(p):
         kept &= p >= np.sort(p)[-top_k]
     if top_p < 1:
         order = np.argsort(-np.where(kept, p, 0))

@@ -79,10 +79,10 @@ def test_a_sequence_depends_on_its_prompt_key_and_seed_alone():
 
 def test_samples_of_a_group_differ_and_share_their_prompt():
     sample, params = sampler()
-    rollout = sample(params, PROMPTS, jax.random.key(0), group_size=3)
-    assert rollout.group_ids.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert rollout.prompt_tokens[3:6, -2:].tolist() == [[1, 4]] * 3
-    assert len({tuple(row) for row in np.asarray(rollout.response_tokens[:3]).tolist()}) == 3
+    rollout = sample(params, PROMPTS, jax.random.key(0), group_size=6)
+    assert rollout.group_ids.tolist() == [0] * 6 + [1] * 6 + [2] * 6
+    assert rollout.prompt_tokens[6:12, -2:].tolist() == [[1, 4]] * 6
+    assert len({tuple(row) for row in np.asarray(rollout.response_tokens[:6]).tolist()}) > 3
 
 
 @pytest.mark.parametrize("pad_id", [0, 2])
