@@ -299,6 +299,13 @@ def _demonstrations(run: RunConfig, examples: list[tasks.Example], policy: Polic
     responses = [
         [*policy.tokenizer.encode(e.solution, add_special_tokens=False), policy.stop_ids[0]] for e in prompts.examples
     ]
+    longest = max(map(len, responses))
+    schema.require(
+        longest <= run.rollout.max_response_length,
+        "config.rollout.max_response_length",
+        run.rollout.max_response_length,
+        f"at least {longest}, the length of a worked solution with its end token",
+    )
     width = -(-max(map(len, prompts.tokens)) // 4) * 4
     return batches.from_pairs(prompts.tokens, responses, width, run.rollout.max_response_length, policy.pad_id)
 

@@ -32,7 +32,7 @@ def tiny_config(path, **training):
         "num_heads": 2,
         "head_dim": 8,
     }
-    config.rollout.update({"prompts": 8, "group_size": 2, "max_response_length": 4, "capture_top_k": 3})
+    config.rollout.update({"prompts": 8, "group_size": 2, "max_response_length": 8, "capture_top_k": 3})
     config.objective.name = "pdm"
     config.training.update({"rollouts": 4, "updates_per_rollout": 2} | training)
     config.warm_start.update({"steps": 3, "batch_size": 8})
@@ -123,7 +123,7 @@ def test_a_run_that_is_there_is_not_overwritten_unasked(tmp_path):
         run(config)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dppo", "drpo", "grpo_or", "gspo"])
+@pytest.mark.parametrize("name", ["dppo", "drpo", "grpo_or"])
 def test_every_family_trains_by_its_name_alone(tmp_path, name):
     config = tiny_config(tmp_path / name, rollouts=1)
     config.objective.name = name
