@@ -46,12 +46,11 @@ def draw(out: pathlib.Path | str, points: int = 160) -> pathlib.Path:
     grid = np.linspace(0.003, 0.997, points)
     columns = 4
     rows = -(-len(SHOWN) // columns)
-    figure = plt.figure(figsize=(4 * columns, 2.5 * rows + 0.6), layout="constrained")
-    cells = figure.subfigures(rows, columns, wspace=0.03, hspace=0.05)
-    for cell, (title, (name, hyper)) in zip(cells.flat, SHOWN.items(), strict=False):
-        cell.suptitle(title, fontsize=10)
-        axes = cell.subplots(1, 2, sharey=True)
-        for axis, advantage in zip(axes, (1.0, -1.0), strict=True):
+    figure, axes = plt.subplots(
+        rows, 2 * columns, figsize=(4.2 * columns, 2.7 * rows + 0.8), layout="constrained", sharex=True, sharey=True
+    )
+    for pair, (title, (name, hyper)) in zip(axes.reshape(-1, 2), SHOWN.items(), strict=False):
+        for axis, advantage in zip(pair, (1.0, -1.0), strict=True):
             image = axis.imshow(
                 weights(name, hyper, advantage, grid),
                 origin="lower",
@@ -62,12 +61,16 @@ def draw(out: pathlib.Path | str, points: int = 160) -> pathlib.Path:
                 interpolation="nearest",
             )
             axis.plot([0, 1], [0, 1], color="#1a202c", linewidth=0.6, linestyle=":")
-            axis.set_title(f"A {'>' if advantage > 0 else '<'} 0", fontsize=8, color="#4a5568")
-            axis.set_xlabel("mu", fontsize=8)
+            axis.set_title(f"A {'>' if advantage > 0 else '<'} 0", fontsize=8, color="#4a5568", loc="right")
             axis.set_xticks([0, 0.5, 1], ["0", ".5", "1"], fontsize=7)
             axis.set_yticks([0, 0.5, 1], ["0", ".5", "1"], fontsize=7)
-        axes[0].set_ylabel("pi", fontsize=8)
-    bar = figure.colorbar(image, ax=figure.axes, location="bottom", shrink=0.4, aspect=40, extend="both")
+        pair[0].set_title(title, fontsize=9, fontweight="bold", loc="left", y=1.08)
+        pair[0].set_title("A > 0", fontsize=8, color="#4a5568", loc="right")
+    for axis in axes[-1]:
+        axis.set_xlabel("mu", fontsize=8)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("pi", fontsize=8)
+    bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.4, aspect=40, extend="both")
     bar.set_label("weight w of the policy gradient: blue follows, white stops, red pulls back", fontsize=9)
     out = pathlib.Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
