@@ -4,16 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks import arithmetic, mathematics, preferences, puzzles
+from jaxrl_llm.tasks import arithmetic
 from jaxrl_llm.tasks.base import Example, Task
 
 # name -> function of the task's own fields.
-TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {
-    "arithmetic": arithmetic.create,
-    "mathematics": mathematics.create,
-    "preferences": preferences.create,
-    "puzzles": puzzles.create,
-}
+TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {"arithmetic": arithmetic.create}
 
 __all__ = ["TASKS", "Example", "Task", "create", "default_config"]
 
@@ -34,10 +29,4 @@ def create(config: Mapping[str, Any]) -> Task:
 
 def default_config() -> dict[str, Any]:
     """Every task's fields with their defaults."""
-    return {
-        "name": "arithmetic",
-        "arithmetic": schema.defaults(arithmetic.Arithmetic()),
-        "mathematics": schema.defaults(mathematics.Mathematics()),
-        "preferences": schema.defaults(preferences.Preferences()),
-        "puzzles": schema.defaults(puzzles.Puzzles()),
-    }
+    return {"name": "arithmetic", "arithmetic": schema.defaults(arithmetic.Arithmetic())}
