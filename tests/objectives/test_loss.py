@@ -25,15 +25,22 @@ def build(name, aggregation=None, **sections):
     return objectives.build({"name": name, name: hyper, "aggregation": aggregation or {}, **sections})
 
 
-def value_and_gradient(loss, inputs):
-    """Value and gradient in the log-probs of the whole batch."""
+@functools.partial(jax.jit, static_argnums=0)
+def terms_and_gradient(loss, inputs):
+    """Terms of a batch, and the gradient of its numerator in the log-probs."""
 
     def numerator(logprobs):
         terms = loss(inputs.replace(logprobs=logprobs))
-        return terms.numerator, terms.denominator
+        return terms.numerator, terms
 
-    (n, d), g = jax.value_and_grad(numerator, has_aux=True)(jnp.asarray(inputs.logprobs))
-    return np.asarray(objectives.divide(n, d)), np.asarray(objectives.divide(g, d))
+    (_, terms), gradient = jax.value_and_grad(numerator, has_aux=True)(inputs.logprobs)
+    return terms, gradient
+
+
+def value_and_gradient(loss, inputs):
+    """Value and gradient in the log-probs of the whole batch."""
+    terms, gradient = terms_and_gradient(loss, inputs)
+    return tuple(np.asarray(objectives.divide(x, terms.denominator)) for x in (terms.numerator, gradient))
 
 
 # Three tokens of one sequence, vocabulary 4. The sampled tokens' probabilities under mu and pi, and the advantages:
@@ -144,9 +151,8 @@ class TestInvariances:
         for parts in (2, 4):
             total, gradients = None, []
             for rows in np.split(np.arange(4), parts):
-                part = jax.tree.map(lambda x: x[rows], inputs)  # noqa: B023
-                terms = loss(part)
-                gradients.append(jax.grad(lambda x: loss(part.replace(logprobs=x)).numerator)(part.logprobs))  # noqa: B023
+                terms, part = terms_and_gradient(loss, jax.tree.map(lambda x: x[rows], inputs))  # noqa: B023
+                gradients.append(part)
                 total = terms if total is None else objectives.add(total, terms)
             np.testing.assert_allclose(total.numerator / total.denominator, value, rtol=2e-6, atol=1e-8)
             np.testing.assert_allclose(np.concatenate(gradients) / total.denominator, gradient, rtol=2e-6, atol=1e-8)
@@ -184,11 +190,7 @@ class TestInvariances:
         value, gradient = value_and_gradient(loss, inputs)
 
         def one(part):
-            def numerator(x):
-                terms = loss(part.replace(logprobs=x))
-                return terms.numerator, terms
-
-            (_, terms), g = jax.value_and_grad(numerator, has_aux=True)(part.logprobs)
+            terms, g = terms_and_gradient(loss, part)
             total = objectives.across(terms, "shards")
             return total.numerator / total.denominator, g / total.denominator
 

@@ -14,10 +14,21 @@ import pytest
 from rich.console import Console
 
 from jaxrl_llm.objectives import OBJECTIVES
+from jaxrl_llm.tasks import arithmetic
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import RunConfig, default_config
 
 ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def rewards_that_differ(monkeypatch):
+    """An untrained policy earns nothing, and then nothing is learned either: reward the parity of the length instead."""
+
+    def score(self, examples, completions):
+        return [float(len(c) % 2) for c in completions]
+
+    monkeypatch.setattr(arithmetic.ArithmeticTask, "score", score)
 
 
 def tiny_config(path, **training):
@@ -75,7 +86,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path):
     for file in ("plots/training.png", "samples/before.md", "samples/after.md", "samples/after.jsonl"):
         assert (folder / file).stat().st_size > 0, file
     assert list((folder / "tensorboard").iterdir())
-    assert {"0", "4"} <= {p.name for p in (folder / "checkpoints").iterdir()}
+    assert (folder / "checkpoints" / "4").is_dir()
     assert "held-out accuracy after RL" in text
     assert 0 <= result.after.low <= result.after.accuracy <= result.after.high <= 1
 
