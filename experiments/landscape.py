@@ -3,18 +3,17 @@
 python experiments/landscape.py --out=runs/landscape.png
 """
 
-from absl import app, flags
+from absl import flags
 
 from jaxrl_llm.analysis import landscape
+from jaxrl_llm.training import command_line
 
 _OUT = flags.DEFINE_string("out", "runs/landscape.png", "The picture.")
 
 
-def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+def main():
     print(landscape.draw(_OUT.value))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

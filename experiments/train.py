@@ -7,13 +7,10 @@
 The config file's docstring says what it does and how long it takes. Everything the run leaves is in config.run_dir.
 """
 
-import sys
-
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_llm.training import loop
-from jaxrl_llm.training.checkpoint import SaveError
+from jaxrl_llm.training import command_line, loop
 from jaxrl_llm.training.config import RunConfig
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file under configs/.", lock_config=True)
@@ -21,16 +18,10 @@ _RESUME = flags.DEFINE_bool("resume", False, "Go on from the run directory's las
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a run that is already in the run directory.")
 
 
-def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    logging.set_verbosity(logging.WARNING)  # orbax tells every step of every save
-    try:
-        loop.train(RunConfig.read(_CONFIG.value), resume=_RESUME.value, overwrite=_OVERWRITE.value)
-    except (ValueError, SaveError) as error:
-        sys.exit(f"error: {error}")
+def main():
+    loop.train(RunConfig.read(_CONFIG.value), resume=_RESUME.value, overwrite=_OVERWRITE.value)
 
 
 if __name__ == "__main__":
     flags.mark_flag_as_required("config")
-    app.run(main)
+    command_line.run(main)

@@ -55,7 +55,8 @@ def autopsy(seen: Verdicts, before: chex.Array, after: chex.Array) -> dict[str, 
       before, after: float [B, T], exact divergence of each token before and after the optimizer step.
 
     Returns:
-      unsafe_keep and contraction_keep of both criteria, and the share of outside tokens on which they disagree.
+      unsafe_keep and contraction_keep of both criteria, the share of outside tokens on which they disagree, and the
+      token counts behind each rate (`*_tokens`), so that rates of several steps can be pooled.
     """
     chex.assert_equal_shape([seen.outside, before, after])
     disputed = seen.outside & (seen.ratio != seen.predictive)
@@ -64,8 +65,17 @@ def autopsy(seen: Verdicts, before: chex.Array, after: chex.Array) -> dict[str, 
     def share(of, among):
         return Metric(jnp.sum(of & among).astype(jnp.float32), jnp.sum(among).astype(jnp.float32))
 
-    rates = {"autopsy/disagree": share(disputed, seen.outside)}
+    def count(of):
+        return Metric(jnp.sum(of).astype(jnp.float32), jnp.float32(1.0))
+
+    shrank = disputed & (change < 0)
+    rates = {
+        "autopsy/disagree": share(disputed, seen.outside),
+        "autopsy/outside_tokens": count(seen.outside),
+        "autopsy/shrank_tokens": count(shrank),
+    }
     for name, kept in (("ratio", seen.ratio), ("predictive", seen.predictive)):
         rates[f"autopsy/{name}/unsafe_keep"] = share(change > 0, disputed & kept)
-        rates[f"autopsy/{name}/contraction_keep"] = share(kept, disputed & (change < 0))
+        rates[f"autopsy/{name}/kept_tokens"] = count(disputed & kept)
+        rates[f"autopsy/{name}/contraction_keep"] = share(kept, shrank)
     return rates

@@ -29,7 +29,10 @@ def dppo(
     topk_set: dv.TopKSet = "union",
     ratio_cap: float = 0.0,
 ) -> TokenLoss:
-    """-M A r with the ratio criterion (DPPO, arXiv 2602.04879).
+    """-M A r [B, T] with the ratio criterion (DPPO, arXiv 2602.04879).
+
+    Choose it over clipping whenever the vocabulary is large: rare tokens may move freely, common ones are held. The binary
+    divergences need nothing of the sampler but the log-prob; the top-K ones see the whole distribution's shift.
 
     Args:
       t: tokens.
@@ -54,7 +57,10 @@ def pdm(
     topk_set: dv.TopKSet = "union",
     ratio_cap: float = 0.0,
 ) -> TokenLoss:
-    """-M A r with the predictive criterion (predictive divergence mask, arXiv 2607.10848).
+    """-M A r [B, T] with the predictive criterion (predictive divergence mask, arXiv 2607.10848).
+
+    Choose it in DPPO's place where the sampler records a top-K view: it asks of each update whether it widens the
+    divergence that it is judged by, and differs from DPPO where the sampled token moves one way and the rest another.
 
     Args:
       t: tokens.

@@ -11,7 +11,9 @@ from jaxrl_llm.objectives.inputs import TokenLoss, Tokens
 
 
 def output_reset(t: Tokens, *, alpha: float = 0.2, weight_by_advantage: bool = False) -> TokenLoss:
-    """max(0, alpha - s rho)^2, rho = log pi - log pi_old, s = sign(A), and 0 where A = 0.
+    """max(0, alpha - s rho)^2 [B, T], rho = log pi - log pi_old, s = sign(A), and 0 where A = 0 ("OR Else").
+
+    Choose it for several updates on one rollout where PPO's kink makes them unsteady.
 
     Args:
       t: tokens.

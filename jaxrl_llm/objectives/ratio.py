@@ -12,17 +12,26 @@ from jaxrl_llm.objectives.inputs import LOG_RATIO_BOUND, TokenLoss, Tokens, divi
 
 
 def reinforce(t: Tokens) -> TokenLoss:
-    """-A log pi (Williams 1992). With A = 1 it is supervised learning. Exact on-policy only."""
+    """-A log pi [B, T] (Williams 1992). With A = 1 it is supervised learning.
+
+    Choose it where every token was drawn from the current policy; off-policy it is biased.
+    """
     return TokenLoss(-t.advantages * t.logprobs)
 
 
 def pg_is(t: Tokens, *, ratio_cap: float = 0.0) -> TokenLoss:
-    """-A r, the importance-weighted policy gradient without any trust region."""
+    """-A r [B, T], the importance-weighted policy gradient without any trust region.
+
+    Choose it as the control of a study: whatever a trust region gains, it gains over this.
+    """
     return TokenLoss(surrogate(t, ratio_cap))
 
 
 def ppo_clip(t: Tokens, *, eps_low: float = 0.2, eps_high: float = 0.2, dual_clip: float = 0.0) -> TokenLoss:
-    """max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)) (Schulman 2017, eq. 7).
+    """max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)) [B, T] (Schulman 2017, eq. 7).
+
+    Choose it as the baseline that everyone knows. Over a large vocabulary it stops rare tokens early (r moves far while
+    their probability hardly does) and common ones late.
 
     Args:
       t: tokens.
@@ -36,6 +45,7 @@ def gspo(t: Tokens, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> TokenLo
     """PPO's clip on the geometric mean of a sequence's ratios (Zheng 2025, arXiv 2507.18071, eq. 7).
 
     Every token of a row carries the sequence's loss, so a sequence-mean aggregation gives the paper's objective.
+    Choose it for mixture-of-experts policies, whose single tokens' ratios jump when the routing does.
     """
     mean = divide(jnp.sum(jnp.where(t.mask, t.log_ratio, 0.0), axis=-1), jnp.sum(t.mask, axis=-1))
     ratio = jnp.exp(jnp.clip(mean, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None]
@@ -46,6 +56,7 @@ def cispo(t: Tokens, *, eps_low: float = 1.0, eps_high: float = 2.0) -> TokenLos
     """-A sg(clip(r, 1 - eps_low, 1 + eps_high)) log pi (MiniMax 2025, arXiv 2506.13585, eq. 4).
 
     The ratio is a bounded weight, no token loses its gradient. The defaults bound it from above only, at 3.
+    Choose it where rare tokens that start a reflection must keep learning.
     """
     weight = jnp.clip(t.ratio, 1 - eps_low, 1 + eps_high)
     return TokenLoss(-t.advantages * jax.lax.stop_gradient(weight) * t.logprobs)

@@ -13,7 +13,10 @@ from jaxrl_llm.objectives.inputs import TokenLoss, Tokens
 
 
 def spo(t: Tokens, *, eps: float = 0.2) -> TokenLoss:
-    """-A r + abs(A) / (2 eps) (r - 1)^2 (SPO, arXiv 2401.16025); weight 1 - sign(A (r - 1)) abs(r - 1) / eps."""
+    """-A r + abs(A) / (2 eps) (r - 1)^2 [B, T] (SPO, arXiv 2401.16025); weight 1 - sign(A (r - 1)) abs(r - 1) / eps.
+
+    Choose it over PPO's clip where overshooting tokens must come back; on rare tokens its pull grows with the ratio.
+    """
     return TokenLoss(-t.advantages * t.ratio + jnp.abs(t.advantages) / (2 * eps) * (t.ratio - 1) ** 2)
 
 
@@ -26,6 +29,7 @@ def drpo(
 ) -> TokenLoss:
     """-A r + abs(A) / (2 delta) mu_k (r - 1)^2 (DRPO, arXiv 2606.09821); weight 1 - sign(A (r - 1)) abs(pi_k - mu_k) / delta.
 
+    Choose it where gradients should fade towards the boundary rather than stop there, from log-probs alone.
     The paper's released recipe has delta = 12.5, where the boundary is never reached (a shift is at most 1); the
     geometry it argues for needs 0.05 to 0.5.
 

@@ -130,12 +130,15 @@ class Training:
       updates_per_rollout: mini-batches per epoch, one optimizer step each; above 1 the later ones are off-policy.
       epochs: passes over each rollout.
       micro_batches: equal parts into which a mini-batch is split to save memory; value and gradient do not change.
+      autopsy_delta: trust-region threshold at which every update measures both direction criteria against what it
+        really did (two more forward passes, see `training.autopsy`); 0 for none.
     """
 
     rollouts: int = 100
     updates_per_rollout: int = 4
     epochs: int = 1
     micro_batches: int = 1
+    autopsy_delta: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -281,6 +284,12 @@ def check(run: RunConfig) -> None:
         t.micro_batches,
         f"a divisor of the mini-batch's {minibatch} sequences",
     )
+    require(
+        t.autopsy_delta == 0 or r.capture_top_k > 0,
+        "config.rollout.capture_top_k",
+        r.capture_top_k,
+        "positive: config.training.autopsy_delta compares top-K distributions",
+    )
     loss = objectives.build(run.objective)
     if "topk_logprobs" in loss.needs:
         require(
@@ -324,6 +333,7 @@ _POSITIVE = {
     "checkpoint": ("every", "keep"),
 }
 _NOT_NEGATIVE = {
+    "training": ("autopsy_delta",),
     "rollout": ("top_k", "capture_top_k", "slots", "staleness"),
     "optimizer": ("warmup_steps", "weight_decay", "max_grad_norm"),
     "warm_start": ("steps",),

@@ -23,6 +23,7 @@ from jaxrl_llm.training import config as configs
 from jaxrl_llm.training import optimizer as optimizers
 from jaxrl_llm.training import policy as policies
 from jaxrl_llm.training import progress, samples, sharding
+from jaxrl_llm.training.autopsy import AutopsyStep
 from jaxrl_llm.training.checkpoint import Checkpoints, config_difference
 from jaxrl_llm.training.collect import Collected, Prompts, collect, rollout_metrics, tokenize
 from jaxrl_llm.training.config import RunConfig
@@ -117,7 +118,10 @@ def train(
             params = _warm_start(run, task, policy, mesh, console)
             state = _initial_state(params, optimizer, mesh)
         record["config"] = config
-        step = _compile_step(TrainStep(forward, loss, optimizer, run.training.micro_batches), state)
+        step = TrainStep(forward, loss, optimizer, run.training.micro_batches)
+        if run.training.autopsy_delta:
+            step = AutopsyStep(step, run.training.autopsy_delta)
+        step = _compile_step(step, state)
 
         with MetricsWriter(run_dir.metrics, run_dir.tensorboard, first if restored else None) as metrics:
             if restored is None:
@@ -263,7 +267,7 @@ def _initial_state(params: Any, optimizer, mesh) -> TrainState:
     return TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0)
 
 
-def _compile_step(step: TrainStep, state: TrainState):
+def _compile_step(step: TrainStep | AutopsyStep, state: TrainState):
     # The state is donated: parameters and moments are updated in place. Its placement is stated, because a state that
     # comes back with another one would be compiled for a second time.
     places = jax.tree.map(lambda x: x.sharding, state)

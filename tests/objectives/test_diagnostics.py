@@ -24,9 +24,13 @@ class Autopsy(chex.TestCase):
         counts = {name: (float(m.numerator), float(m.denominator)) for name, m in got.items()}
         assert counts == {
             "autopsy/disagree": (3, 4),  # of the four tokens outside
+            "autopsy/outside_tokens": (4, 1),
+            "autopsy/shrank_tokens": (2, 1),  # among the three disputed ones
             "autopsy/ratio/unsafe_keep": (1, 2),
+            "autopsy/ratio/kept_tokens": (2, 1),
             "autopsy/ratio/contraction_keep": (1, 2),
             "autopsy/predictive/unsafe_keep": (0, 1),
+            "autopsy/predictive/kept_tokens": (1, 1),
             "autopsy/predictive/contraction_keep": (1, 2),
         }
 

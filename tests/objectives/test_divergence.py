@@ -176,6 +176,44 @@ class WorkedValues(chex.TestCase):
         value = self.variant(d)(np.log([np.float32(mu)]), np.log([np.float32(pi)]))
         np.testing.assert_allclose(value, [expected], atol=6e-5)
 
+    @chex.all_variants
+    @parameterized.named_parameters(("exact", 0.045), ("binary", 0.09), ("topk", 0.045))
+    def test_rates(self, expected):
+        # The same pair, token 3. Local term .05; global term .45(.05) + .15(.15) + .3(-.15) + .1(-.05) = -.005.
+        # Two points {3, not 3}: 2 (.05) (1 - .1). The top two with token 3 leave a tail of one token: exact again.
+        mu, pi = np.log(np.array([[0.5, 0.3, 0.15, 0.05], [0.45, 0.15, 0.3, 0.1]], np.float32))
+        name = self._testMethodName
+
+        def rate(mu, pi):
+            if "exact" in name:
+                view = dv.exact_view(mu, pi, jnp.full(mu.shape[:1], 3))
+            elif "binary" in name:
+                view = dv.binary_view(mu[:, 3], pi[:, 3])
+            else:
+                ids = jnp.broadcast_to(jnp.array([0, 1]), (mu.shape[0], 2))
+                view = dv.topk_view(ids, mu[:, :2], pi[:, :2], jnp.full(mu.shape[:1], 3), mu[:, 3], pi[:, 3], 4)
+            return dv.directional_derivative(view)
+
+        np.testing.assert_allclose(self.variant(rate)(mu[None], pi[None]), [expected], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_vocabulary_of_151936_in_single_precision(dtype):
+    rng = np.random.default_rng(0)
+    mu, pi = (rng.normal(size=(2, 151_936)) * 3 for _ in range(2))
+    mu, pi = (jnp.asarray(x - np.logaddexp.reduce(x, axis=-1, keepdims=True), dtype) for x in (mu, pi))
+    tokens = np.array([17, 151_935])
+    # From here on, float64 on exactly the rounded numbers.
+    log_mu, log_pi = np.asarray(mu, np.float64), np.asarray(pi, np.float64)
+    p, q, rows = np.exp(log_mu), np.exp(log_pi), np.arange(2)
+    rate = q[rows, tokens] - p[rows, tokens] * q.sum(-1) + np.sum(q * (p - q * p.sum(-1, keepdims=True)), axis=-1)
+    view = dv.exact_view(mu, pi, tokens)
+    np.testing.assert_allclose(dv.divergence(view), np.sum(p * (log_mu - log_pi), axis=-1), rtol=2e-5)
+    local_and_global = dv.directional_derivative(view)
+    assert local_and_global.dtype == jnp.float32
+    if dtype == "float32":  # bfloat16 probabilities do not sum to 1, and the formula's short form assumes that
+        np.testing.assert_allclose(local_and_global, rate, rtol=1e-4, atol=1e-9)
+
 
 def test_binary_keeps_its_digits_near_one_and_stays_finite_at_one():
     view = dv.binary_view(jnp.float32([-1e-9]), jnp.float32([-0.5]))

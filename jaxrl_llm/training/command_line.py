@@ -1,0 +1,36 @@
+"""How experiment scripts start: absl's, but what the user mistyped is one line, not a traceback."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import app, logging
+
+from jaxrl_llm.training.checkpoint import SaveError
+
+
+def run(main: Callable[[], None]) -> None:
+    """Parses the flags and runs `main`; an unknown config field or a refused value ends the program with "error: ...".
+
+    Args:
+      main: the script; takes nothing, reads its flags, raises ValueError or SaveError for what the user must mend.
+    """
+
+    def parse(arguments: Sequence[str]) -> Sequence[str]:
+        try:
+            return app.parse_flags_with_usage(arguments)
+        except (AttributeError, KeyError, TypeError) as error:  # what a locked ConfigDict raises
+            while error.args and isinstance(error.args[0], Exception):
+                error = error.args[0]
+            message = error.args[0] if error.args else error
+            sys.exit(f"error: unknown or unfit config field: {message}".replace("\n", ". "))
+
+    def guarded(arguments: Sequence[str]) -> None:
+        if len(arguments) > 1:
+            raise app.UsageError(f"unexpected arguments: {arguments[1:]}")
+        logging.set_verbosity(logging.WARNING)  # orbax tells every step of every save
+        try:
+            main()
+        except (ValueError, SaveError) as error:
+            sys.exit(f"error: {error}")
+
+    app.run(guarded, flags_parser=parse)
