@@ -1,4 +1,4 @@
-"""Key-value cache of the decoder: fixed length, filled slot by slot, validity carried beside it."""
+"""Cache of the decoder: fixed length, filled slot by slot, validity carried beside it."""
 
 import chex
 import flax.struct
@@ -10,16 +10,19 @@ from jaxrl_llm.models.config import ModelConfig
 
 @flax.struct.dataclass
 class KVCache:
-    """Keys and values of the tokens seen so far.
+    """What the decoder keeps of the tokens seen so far.
 
     Attributes:
       keys, values: tuples with one [B, S, kv_heads, head_dim] array per layer, in the model's dtype.
       valid: bool [B, S], slots that hold a real token. Slots are in order of time within a row.
+      routed_experts: int32 [B, S, MoE layers, experts per token], the experts each token went through, or None where
+        they are not recorded.
     """
 
     keys: tuple[jax.Array, ...]
     values: tuple[jax.Array, ...]
     valid: jax.Array
+    routed_experts: jax.Array | None = None
 
     @property
     def length(self) -> int:
@@ -27,14 +30,16 @@ class KVCache:
         return self.valid.shape[1]
 
 
-def init_cache(config: ModelConfig, batch: int, length: int) -> KVCache:
-    """An empty cache of `length` slots for `batch` rows."""
+def init_cache(config: ModelConfig, batch: int, length: int, *, record_routing: bool = False) -> KVCache:
+    """An empty cache of `length` slots for `batch` rows; `record_routing` makes it remember the experts' choice."""
     shape = (batch, length, config.num_kv_heads, config.head_dim)
     layers = range(config.num_layers)
+    routing = (batch, length, config.num_moe_layers, config.moe.experts_per_token)
     return KVCache(
         keys=tuple(jnp.zeros(shape, config.dtype) for _ in layers),
         values=tuple(jnp.zeros(shape, config.dtype) for _ in layers),
         valid=jnp.zeros((batch, length), bool),
+        routed_experts=jnp.zeros(routing, jnp.int32) if record_routing else None,
     )
 
 

@@ -1,11 +1,11 @@
-"""The decoder, top to bottom: embedding, blocks of attention and gated feed-forward, final norm, unembedding.
+"""The decoder, top to bottom: embedding, blocks of attention and feed-forward, final norm, unembedding.
 
 One set of parameters, stacked over layers, serves two forwards built from the same block: `hidden` scans over the
 stack (training: small program, optional rematerialisation), `decode` runs the layers one by one against a cache
-(sampling: no copy of a layer's weights per step). Llama, Qwen2 and Qwen3 differ in `ModelConfig` fields only.
+(sampling: no copy of a layer's weights per step). Architectures differ in `ModelConfig` fields only. Where layers of
+different kinds take turns, the scan's step is one period of them.
 """
 
-import math
 import operator
 from typing import Any
 
@@ -15,107 +15,54 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxrl_llm.models import cache as caches
+from jaxrl_llm.models.attention import Attention, rope_angles
 from jaxrl_llm.models.cache import KVCache
-from jaxrl_llm.models.config import ModelConfig, RopeScaling
-from jaxrl_llm.ops.fp8 import Fp8Sites, fake_quant
+from jaxrl_llm.models.config import LayerKind, ModelConfig
+from jaxrl_llm.models.layers import FeedForward, RMSNorm
+from jaxrl_llm.models.moe import MoE
+from jaxrl_llm.ops.fp8 import Fp8Sites
 
 NO_FP8 = Fp8Sites()
 
 
-class RMSNorm(nnx.Module):
-    """Root-mean-square norm over the last axis, computed in float32."""
-
-    def __init__(self, size: int, config: ModelConfig):
-        self.scale = nnx.Param(jnp.ones(size, config.param_dtype))
-        self.eps = config.rms_norm_eps
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
-        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return (wide * self.scale[...].astype(jnp.float32)).astype(x.dtype)
-
-
-class Linear(nnx.Module):
-    """`x @ kernel (+ bias)`, kernel [in, out]; the input is rounded to FP8 where activations are emulated."""
-
-    def __init__(self, size_in: int, size_out: int, config: ModelConfig, *, bias: bool = False, rngs: nnx.Rngs):
-        scale = 1 / math.sqrt(size_in)
-        self.kernel = nnx.Param(scale * jax.random.normal(rngs.params(), (size_in, size_out), config.param_dtype))
-        self.bias = nnx.Param(jnp.zeros(size_out, config.param_dtype)) if bias else None
-
-    def __call__(self, x: jax.Array, fp8: Fp8Sites) -> jax.Array:
-        # Two dimensions: on CPU, XLA's weight gradient of a product with more is twice as slow.
-        y = fake_quant(x, fp8.activations).reshape(-1, x.shape[-1]) @ self.kernel[...].astype(x.dtype)
-        y = y if self.bias is None else y + self.bias[...].astype(x.dtype)
-        return y.reshape(*x.shape[:-1], y.shape[-1])
-
-
-class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions."""
-
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        c = self.config = config
-        width, bias = c.hidden_size, c.attention_bias
-        self.query = Linear(width, c.num_heads * c.head_dim, c, bias=bias, rngs=rngs)
-        self.key = Linear(width, c.num_kv_heads * c.head_dim, c, bias=bias, rngs=rngs)
-        self.value = Linear(width, c.num_kv_heads * c.head_dim, c, bias=bias, rngs=rngs)
-        self.out = Linear(c.num_heads * c.head_dim, width, c, rngs=rngs)
-        self.query_norm = RMSNorm(c.head_dim, c) if c.qk_norm else None
-        self.key_norm = RMSNorm(c.head_dim, c) if c.qk_norm else None
-
-    def project(self, x: jax.Array, rope: tuple, fp8: Fp8Sites) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Query, key and value [B, L, heads, head_dim], normed and rotated, key and value as the cache holds them."""
-        c = self.config
-        q = self.query(x, fp8).reshape(*x.shape[:-1], c.num_heads, c.head_dim)
-        k = self.key(x, fp8).reshape(*x.shape[:-1], c.num_kv_heads, c.head_dim)
-        v = self.value(x, fp8).reshape(*x.shape[:-1], c.num_kv_heads, c.head_dim)
-        if self.query_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
-        q, k = rotate(q, rope), rotate(k, rope)
-        return q, fake_quant(k, fp8.kv_cache), fake_quant(v, fp8.kv_cache)
-
-    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, fp8: Fp8Sites) -> jax.Array:
-        """Attention of q [B, Q, heads, head_dim] over k, v [B, S, kv_heads, head_dim] where mask bool [B, Q, S]."""
-        y = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
-        return self.out(y.reshape(*y.shape[:2], y.shape[2] * y.shape[3]), fp8)
-
-
-class FeedForward(nnx.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        c = config
-        self.gate = Linear(c.hidden_size, c.intermediate_size, c, rngs=rngs)
-        self.up = Linear(c.hidden_size, c.intermediate_size, c, rngs=rngs)
-        self.down = Linear(c.intermediate_size, c.hidden_size, c, rngs=rngs)
-
-    def __call__(self, x: jax.Array, fp8: Fp8Sites) -> jax.Array:
-        return self.down(jax.nn.silu(self.gate(x, fp8)) * self.up(x, fp8), fp8)
-
-
 class Block(nnx.Module):
-    """One layer: attention and feed-forward, each behind a norm and added to the residual stream."""
+    """One layer: attention and feed-forward, each behind a norm and added to the residual stream.
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    Both forwards return the experts that the tokens went through, int32 [B, L, k], last; None without a router.
+    """
+
+    def __init__(self, config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs):
+        self.kind = kind
         self.attention_norm = RMSNorm(config.hidden_size, config)
         self.attention = Attention(config, rngs=rngs)
         self.feed_forward_norm = RMSNorm(config.hidden_size, config)
-        self.feed_forward = FeedForward(config, rngs=rngs)
+        sparse = kind.feed_forward == "moe"
+        self.feed_forward = (
+            MoE(config, rngs=rngs) if sparse else FeedForward(config.intermediate_size, config, rngs=rngs)
+        )
 
-    def __call__(self, x: jax.Array, rope: tuple, mask: jax.Array, fp8: Fp8Sites) -> jax.Array:
-        """Whole sequences: every token attends where `mask` bool [B, L, L] allows."""
+    def __call__(self, x: jax.Array, rope: tuple, mask: jax.Array, replay: jax.Array | None, fp8: Fp8Sites):
+        """Whole sequences: every token attends where `mask` bool [B, L, L] allows. Returns x, experts."""
         q, k, v = self.attention.project(self.attention_norm(x), rope, fp8)
-        return self._finish(x, self.attention.attend(q, k, v, mask, fp8), fp8)
+        return self._finish(x, self.attention.attend(q, k, v, mask, fp8), replay, fp8)
 
     def decode(self, x, rope, mask, keys, values, slots, fp8):
-        """New tokens against the cache: writes their keys and values, then attends over it. Returns x, keys, values."""
+        """New tokens against the cache: writes their keys and values, then attends over it.
+
+        Returns x, keys, values, experts.
+        """
         q, k, v = self.attention.project(self.attention_norm(x), rope, fp8)
         keys, values = caches.write(keys, k, slots), caches.write(values, v, slots)
-        return self._finish(x, self.attention.attend(q, keys, values, mask, fp8), fp8), keys, values
+        x, experts = self._finish(x, self.attention.attend(q, keys, values, mask, fp8), None, fp8)
+        return x, keys, values, experts
 
-    def _finish(self, x: jax.Array, attended: jax.Array, fp8: Fp8Sites) -> jax.Array:
+    def _finish(self, x: jax.Array, attended: jax.Array, replay: jax.Array | None, fp8: Fp8Sites):
         x = x + attended
-        return x + self.feed_forward(self.feed_forward_norm(x), fp8)
+        normed = self.feed_forward_norm(x)
+        if self.kind.feed_forward == "dense":
+            return x + self.feed_forward(normed, fp8), None
+        y, experts = self.feed_forward(normed, replay, fp8)
+        return x + y, experts
 
 
 class Decoder(nnx.Module):
@@ -123,7 +70,8 @@ class Decoder(nnx.Module):
 
     Attributes:
       embedding: [V, D].
-      layers: a `Block` whose parameters carry a leading axis of `num_layers`.
+      layers: a `Block` whose parameters carry a leading axis of `num_layers`; where kinds of layers take turns, one
+        such block per place in the period (`block0`, `block1`, ...), with a leading axis of `num_layers / period`.
       norm: the final norm.
       head: [D, V], or None where the embedding is tied.
     """
@@ -132,8 +80,13 @@ class Decoder(nnx.Module):
         self.config = config
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = nnx.Param(0.02 * jax.random.normal(rngs.params(), shape, config.param_dtype))
-        make = nnx.vmap(lambda rngs: Block(config, rngs=rngs), in_axes=0, out_axes=0)
-        self.layers = nnx.split_rngs(splits=config.num_layers)(make)(rngs)
+
+        def stack(kind):
+            make = nnx.vmap(lambda rngs: Block(config, kind, rngs=rngs), in_axes=0, out_axes=0)
+            return nnx.split_rngs(splits=config.num_layers // config.period)(make)(rngs)
+
+        blocks = [stack(kind) for kind in config.layer_kinds[: config.period]]
+        self.layers = blocks[0] if len(blocks) == 1 else nnx.Dict({f"block{i}": b for i, b in enumerate(blocks)})
         self.norm = RMSNorm(config.hidden_size, config)
         tied = config.tie_word_embeddings
         self.head = (
@@ -141,35 +94,77 @@ class Decoder(nnx.Module):
         )
 
     def hidden(
-        self, tokens: chex.Array, positions: chex.Array, segment_ids: chex.Array, fp8: Fp8Sites | None = None
+        self,
+        tokens: chex.Array,
+        positions: chex.Array,
+        segment_ids: chex.Array,
+        fp8: Fp8Sites | None = None,
+        routed_experts: chex.Array | None = None,
     ) -> jax.Array:
-        """Final hidden states of whole sequences, for training and scoring.
+        """Final hidden states of whole sequences, for training and scoring; see `hidden_and_routing`."""
+        return self.hidden_and_routing(tokens, positions, segment_ids, fp8, routed_experts)[0]
+
+    def hidden_and_routing(
+        self,
+        tokens: chex.Array,
+        positions: chex.Array,
+        segment_ids: chex.Array,
+        fp8: Fp8Sites | None = None,
+        routed_experts: chex.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Final hidden states of whole sequences and the experts that the tokens went through.
 
         Args:
           tokens: int32 [B, L].
           positions: int32 [B, L], within each segment.
           segment_ids: int32 [B, L]; a token attends to earlier tokens of its own segment; 0 is padding.
           fp8: emulated sites (activations, kv_cache), straight-through gradients.
+          routed_experts: int32 [B, L, MoE layers, experts per token], experts to use in place of the routers' choice.
 
         Returns:
-          [B, L, D] in the model's dtype, after the final norm; undefined but finite at padding.
+          [B, L, D] in the model's dtype, after the final norm; undefined but finite at padding. And the experts used,
+          shaped as `routed_experts`; None without routers.
         """
         chex.assert_rank([tokens, positions, segment_ids], 2)
         chex.assert_equal_shape([tokens, positions, segment_ids])
-        fp8 = fp8 or NO_FP8
-        rope = rope_angles(positions, self.config)
+        c, fp8 = self.config, fp8 or NO_FP8
+        rope = rope_angles(positions, c)
         same = segment_ids[:, :, None] == segment_ids[:, None, :]
         mask = same & (segment_ids > 0)[:, None, :] & jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))
-        graphdef, stacked = nnx.split(self.layers)
+        repeats = c.num_layers // c.period
+        routers = c.num_moe_layers // repeats  # in one period
+        if routed_experts is not None:
+            chex.assert_shape(routed_experts, (*tokens.shape, c.num_moe_layers, c.moe.experts_per_token))
+            routed_experts = jnp.moveaxis(routed_experts, 2, 0)
+            routed_experts = routed_experts.reshape(repeats, routers, *routed_experts.shape[1:])
 
-        def layer(x, params):
-            return nnx.merge(graphdef, params)(x, rope, mask, fp8), None
+        def layer(graphdef):
+            def apply(params, x, replay):
+                return nnx.merge(graphdef, params)(x, rope, mask, replay, fp8)
 
-        if self.config.remat != "none":
-            policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if self.config.remat == "dots" else None
-            layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        x, _ = jax.lax.scan(layer, self._embed(tokens), stacked, unroll=self.config.scan_unroll)
-        return self.norm(x)
+            if c.remat == "none":
+                return apply
+            policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if c.remat == "dots" else None
+            return jax.checkpoint(apply, policy=policy, prevent_cse=False)
+
+        graphdefs, stacks = zip(*map(nnx.split, _period(self.layers, c.period)), strict=True)
+        layers = [layer(graphdef) for graphdef in graphdefs]
+
+        def period(x, inputs):
+            params, replay = inputs
+            chosen = []
+            for apply, part, kind in zip(layers, params, c.layer_kinds, strict=False):
+                given = replay[len(chosen)] if replay is not None and kind.feed_forward == "moe" else None
+                x, experts = apply(part, x, given)
+                chosen += [] if experts is None else [experts]
+            return x, tuple(chosen)
+
+        unroll = max(1, c.scan_unroll // c.period)
+        x, chosen = jax.lax.scan(period, self._embed(tokens), (stacks, routed_experts), unroll=unroll)
+        if not chosen:
+            return self.norm(x), None
+        chosen = jnp.stack(chosen, axis=1)  # [repeats, routers, B, L, k]
+        return self.norm(x), jnp.moveaxis(chosen.reshape(c.num_moe_layers, *chosen.shape[2:]), 0, 2)
 
     def decode(
         self,
@@ -196,22 +191,25 @@ class Decoder(nnx.Module):
           Hidden states [B, Q, D] after the final norm, and the cache with the new tokens.
         """
         chex.assert_equal_shape([tokens, positions, token_mask])
-        fp8 = fp8 or NO_FP8
+        c, fp8 = self.config, fp8 or NO_FP8
         valid = caches.write(cache.valid, token_mask, slots)
         # Slots are ordered in time, so a query sees the valid slots up to its own.
         own = jnp.reshape(slots, (-1, 1)) + jnp.arange(tokens.shape[1])
         mask = valid[:, None, :] & (jnp.arange(cache.length) <= own[:, :, None])
-        rope = rope_angles(positions, self.config)
-        graphdef, stacked = nnx.split(self.layers)
-        if layers is None:
-            layers = _unstack(stacked, self.config.num_layers)
-        x, keys, values = self._embed(tokens), [], []
+        rope = rope_angles(positions, c)
+        graphdefs, stacks = zip(*map(nnx.split, _period(self.layers, c.period)), strict=True)
+        layers = _unstack(stacks) if layers is None else layers
+        x, keys, values, chosen = self._embed(tokens), [], [], []
         for i, params in enumerate(layers):
-            block = nnx.merge(graphdef, params)
-            x, k, v = block.decode(x, rope, mask, cache.keys[i], cache.values[i], slots, fp8)
+            block = nnx.merge(graphdefs[i % c.period], params)
+            x, k, v, experts = block.decode(x, rope, mask, cache.keys[i], cache.values[i], slots, fp8)
             keys.append(k)
             values.append(v)
-        return self.norm(x), KVCache(tuple(keys), tuple(values), valid)
+            chosen += [] if experts is None else [experts]
+        routed = cache.routed_experts
+        if routed is not None and chosen:
+            routed = caches.write(routed, jnp.stack(chosen, axis=2), slots)
+        return self.norm(x), KVCache(tuple(keys), tuple(values), valid, routed)
 
     def unembedding(self) -> jax.Array:
         """[D, V] in the model's dtype."""
@@ -228,36 +226,17 @@ class Decoder(nnx.Module):
 
 def unstack_layers(params: nnx.State) -> tuple[Any, ...]:
     """The stacked layers of a decoder's parameters as a tuple of per-layer trees, for `Decoder.decode`."""
-    count = jax.tree.leaves(params["layers"])[0].shape[0]
-    return _unstack(params["layers"], count)
+    layers = params["layers"]
+    period = len(layers) if "block0" in layers else 1
+    return _unstack(_period(layers, period))
 
 
-def rope_angles(positions: chex.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine float32 [..., 1, head_dim / 2] of the rotary embedding at `positions` (Su 2021)."""
-    exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
-    frequencies = _scale_frequencies(config.rope_theta**-exponent, config.rope_scaling)
-    angles = positions[..., None, None].astype(jnp.float32) * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
+def _period(layers: Any, period: int) -> tuple[Any, ...]:
+    """The stacked blocks (or their parameters) of one period, in order."""
+    return (layers,) if period == 1 else tuple(layers[f"block{i}"] for i in range(period))
 
 
-def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates x [B, L, heads, head_dim], pairing component i with i + head_dim / 2."""
-    cos, sin = rope
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
-
-
-def _scale_frequencies(frequencies: jax.Array, scaling: RopeScaling) -> jax.Array:
-    if scaling.kind == "none":
-        return frequencies
-    if scaling.kind == "linear":
-        return frequencies / scaling.factor
-    # Llama 3.1: long wavelengths are stretched, short ones kept, the band between interpolated.
-    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
-    keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    keep = jnp.clip(keep, 0.0, 1.0)
-    return frequencies * (keep + (1 - keep) / scaling.factor)
-
-
-def _unstack(stacked: Any, count: int) -> tuple[Any, ...]:
-    return tuple(jax.tree.map(operator.itemgetter(i), stacked) for i in range(count))
+def _unstack(stacks: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Per-layer trees, in order of the layers, from the period's stacks."""
+    repeats = jax.tree.leaves(stacks[0])[0].shape[0]
+    return tuple(jax.tree.map(operator.itemgetter(i), stack) for i in range(repeats) for stack in stacks)

@@ -47,6 +47,10 @@ PARAMETERS: dict[tuple[str, ...], Logical] = {
     ("gate", "kernel"): ("embed", "mlp"),
     ("up", "kernel"): ("embed", "mlp"),
     ("down", "kernel"): ("mlp", "embed"),
+    ("experts", "gate", "kernel"): ("experts", "embed", "mlp"),
+    ("experts", "up", "kernel"): ("experts", "embed", "mlp"),
+    ("experts", "down", "kernel"): ("experts", "mlp", "embed"),
+    ("router",): ("embed", None),
 }
 
 

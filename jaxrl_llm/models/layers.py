@@ -1,0 +1,50 @@
+"""The small layers that every block is made of: norm, linear map, gated feed-forward."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.ops.fp8 import Fp8Sites, fake_quant
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm over the last axis, computed in float32."""
+
+    def __init__(self, size: int, config: ModelConfig):
+        self.scale = nnx.Param(jnp.ones(size, config.param_dtype))
+        self.eps = config.rms_norm_eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
+        return (wide * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+class Linear(nnx.Module):
+    """`x @ kernel (+ bias)`, kernel [in, out]; the input is rounded to FP8 where activations are emulated."""
+
+    def __init__(self, size_in: int, size_out: int, config: ModelConfig, *, bias: bool = False, rngs: nnx.Rngs):
+        scale = 1 / math.sqrt(size_in)
+        self.kernel = nnx.Param(scale * jax.random.normal(rngs.params(), (size_in, size_out), config.param_dtype))
+        self.bias = nnx.Param(jnp.zeros(size_out, config.param_dtype)) if bias else None
+
+    def __call__(self, x: jax.Array, fp8: Fp8Sites) -> jax.Array:
+        # Two dimensions: on CPU, XLA's weight gradient of a product with more is twice as slow.
+        y = fake_quant(x, fp8.activations).reshape(-1, x.shape[-1]) @ self.kernel[...].astype(x.dtype)
+        y = y if self.bias is None else y + self.bias[...].astype(x.dtype)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)), `size` wide inside."""
+
+    def __init__(self, size: int, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.gate = Linear(config.hidden_size, size, config, rngs=rngs)
+        self.up = Linear(config.hidden_size, size, config, rngs=rngs)
+        self.down = Linear(size, config.hidden_size, config, rngs=rngs)
+
+    def __call__(self, x: jax.Array, fp8: Fp8Sites) -> jax.Array:
+        return self.down(jax.nn.silu(self.gate(x, fp8)) * self.up(x, fp8), fp8)
