@@ -54,7 +54,8 @@ class Rollout:
         renormalisation (0 where nothing was cut), so that `behavior_logprobs + log_kept_mass` is the untruncated value.
       topk: top-K view of mu, or None where it was not captured.
       entropy: float32 [B, T], entropy of mu in nats, or None.
-      routed_experts: int32 [B, L, layers, experts per token], the experts the sampler's router chose, or None.
+      routed_experts: int32 [B, L, MoE layers, experts per token], the experts the sampler's routers chose, or None;
+        undefined after the end of a response.
       policy_step: int32 [], optimizer step of the parameters that sampled.
     """
 
@@ -92,7 +93,7 @@ class Batch:
       old_values: float32 [B, T], critic's values before the updates, or None.
       returns: float32 [B, T], value targets, or None.
       log_kept_mass: float32 [B, T], see `Rollout.log_kept_mass`, or None.
-      routed_experts: int32 [B, L, layers, experts per token], routing to replay, or None.
+      routed_experts: int32 [B, L, MoE layers, experts per token], routing to replay, or None.
     """
 
     tokens: chex.Array
@@ -125,11 +126,14 @@ class TokenStats:
       logprobs: float32 [..., ] log pi of the sampled token (full softmax over V).
       entropy: float32 [...], nats, or None.
       topk_logprobs: float32 [..., K], log pi (full softmax) at the behaviour policy's top-K ids, or None.
+      router_load: float32 [MoE layers, E], each expert's share of a layer's assignments over all tokens of the batch,
+        or None without routers.
     """
 
     logprobs: chex.Array
     entropy: chex.Array | None = None
     topk_logprobs: chex.Array | None = None
+    router_load: chex.Array | None = None
 
 
 @flax.struct.dataclass

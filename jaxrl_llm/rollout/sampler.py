@@ -41,6 +41,7 @@ class SamplingConfig:
       choice: temperature, truncation, rounding of the logits.
       capture_top_k: K of the recorded top-K view; 0 for none.
       capture_entropy: record the entropy of each distribution.
+      capture_routing: record the experts that every token went through, for the trainer to replay.
       fp8: emulation of weights, activations and cache (logits: `choice.fp8`).
       first_chunk: tokens decoded before the first look at what is finished; each chunk is twice as long as the last.
       prompt_multiple: prompts are padded to a multiple of this many tokens.
@@ -52,6 +53,7 @@ class SamplingConfig:
     choice: Choice = dataclasses.field(default_factory=Choice)
     capture_top_k: int = 0
     capture_entropy: bool = False
+    capture_routing: bool = False
     fp8: Fp8Sites = dataclasses.field(default_factory=Fp8Sites)
     first_chunk: int = 32
     prompt_multiple: int = 4
@@ -136,7 +138,8 @@ class Sampler:
           A `Rollout` of len(prompts) * G rows.
 
         Raises:
-          ValueError: an empty prompt, K above the vocabulary, or a number of seeds that does not fit; names it.
+          ValueError: an empty prompt, K above the vocabulary, routing of a model without experts, or a number of seeds
+            that does not fit; names it.
         """
         config = self.config
         schema.require(
@@ -144,6 +147,12 @@ class Sampler:
             "capture_top_k",
             config.capture_top_k,
             f"at most the vocabulary's size, {self.model.vocab_size}",
+        )
+        schema.require(
+            bool(self.model.num_moe_layers) or not config.capture_routing,
+            "capture_routing",
+            config.capture_routing,
+            "False: the model has no experts",
         )
         rows = len(prompts) * group_size
         seeds = np.arange(rows) if seeds is None else np.asarray(seeds)
@@ -183,7 +192,7 @@ class Sampler:
         model = nnx.merge(self.graphdef, params)
         count, width = tokens.shape
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0).astype(jnp.int32)
-        cache = caches.init_cache(self.model, count, width)
+        cache = caches.init_cache(self.model, count, width, record_routing=self.config.capture_routing)
         hidden, cache = model.decode(tokens, positions, cache, jnp.int32(0), mask, self.config.fp8, layers)
 
         rows, length, top_k = count * group_size, self.config.max_response_length, self.config.capture_top_k
@@ -263,6 +272,10 @@ class Sampler:
         rows = len(tokens) * group_size
         positions = jnp.arange(self.config.max_response_length)
         topk = TopKView(state.topk_ids, state.topk_logprobs) if self.config.capture_top_k else None
+        routing = state.cache.routed_experts
+        if routing is not None:  # decoding ends early where every row is done
+            extra = tokens.shape[1] + self.config.max_response_length - routing.shape[1]
+            routing = jnp.pad(routing, [(0, 0), (0, extra), (0, 0), (0, 0)])
         return Rollout(
             prompt_tokens=np.repeat(tokens, group_size, axis=0),
             prompt_mask=np.repeat(mask, group_size, axis=0),
@@ -274,5 +287,6 @@ class Sampler:
             log_kept_mass=state.log_kept_mass,
             topk=topk,
             entropy=state.entropy,
+            routed_experts=routing,
             policy_step=np.int32(policy_step),
         )

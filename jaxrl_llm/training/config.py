@@ -69,6 +69,8 @@ class Rollout:
       max_prompt_length: longer prompts are dropped with a count.
       max_response_length: a response that reaches it without an end token is truncated.
       capture_top_k: K of the recorded top-K view of the behaviour policy; 0 records none.
+      routing_replay: the trainer sends every token through the experts that the sampler's routers chose
+        (arXiv 2510.11370), so that no change of expert comes between the two.
       slots: sequences decoded at once (continuous batching); 0 for all of them.
       staleness: rollouts by which the sampling parameters lag behind.
     """
@@ -82,6 +84,7 @@ class Rollout:
     max_prompt_length: int = 64
     max_response_length: int = 64
     capture_top_k: int = 0
+    routing_replay: bool = False
     slots: int = 0
     staleness: int = 0
     fp8: Fp8 = dataclasses.field(default_factory=Fp8)
@@ -301,7 +304,14 @@ def check(run: RunConfig) -> None:
 
 
 def check_model(run: RunConfig, model: ModelConfig) -> None:
-    """Checks what depends on the model: K and top_k against the vocabulary."""
+    """Checks what depends on the model: K and top_k against the vocabulary, experts to replay."""
+    replay = run.rollout.routing_replay
+    schema.require(
+        bool(model.num_moe_layers) or not replay,
+        "config.rollout.routing_replay",
+        replay,
+        "False: the model has no experts",
+    )
     for name in ("capture_top_k", "top_k"):
         value = getattr(run.rollout, name)
         schema.require(

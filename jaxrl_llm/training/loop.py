@@ -102,6 +102,7 @@ def train(
     key = jax.random.key(run.seed)
 
     with (
+        jax.set_mesh(mesh),
         Checkpoints(run_dir.checkpoints, run.checkpoint.keep, report=console.print) as checkpoints,
         StopSignals() as stop,
     ):
@@ -255,6 +256,7 @@ def _sampling(run: RunConfig, policy: Policy) -> SamplingConfig:
         pad_id=policy.pad_id,
         choice=Choice(r.temperature, r.top_k, r.top_p, r.min_p, r.fp8.logits),
         capture_top_k=r.capture_top_k,
+        capture_routing=r.routing_replay,
         fp8=r.fp8.sites,
     )
 

@@ -13,6 +13,7 @@ import optax
 from flax import nnx
 
 from jaxrl_llm import objectives
+from jaxrl_llm.models.moe import router_load
 from jaxrl_llm.ops.fp8 import Fp8Sites
 from jaxrl_llm.ops.token_stats import token_stats
 from jaxrl_llm.rollout.emulate import quantize_weights
@@ -42,11 +43,16 @@ class Forward:
     topk: bool = False
 
     def __call__(self, params: Any, batch: Batch) -> TokenStats:
-        """Statistics [B, T] (and [B, T, K]) of the current policy at the batch's response tokens, differentiable."""
+        """Statistics [B, T] (and [B, T, K]) of the current policy at the batch's response tokens, differentiable.
+
+        Where the batch carries `routed_experts`, the tokens go through those experts.
+        """
         if self.fp8 is not None:
             params = quantize_weights(params, self.fp8)
         model = nnx.merge(self.graphdef, params)
-        hidden = model.hidden(batch.tokens, batch.positions, batch.segment_ids, fp8=self.fp8)
+        hidden, experts = model.hidden_and_routing(
+            batch.tokens, batch.positions, batch.segment_ids, self.fp8, batch.routed_experts
+        )
         rows, width = batch.response_mask.shape
         # The token at column j is predicted from column j - 1.
         first = batch.tokens.shape[1] - width
@@ -62,7 +68,10 @@ class Forward:
             mask=batch.response_mask.reshape(-1),
             fp8="off" if self.fp8 is None else self.fp8.logits,
         )
-        return jax.tree.map(lambda x: x.reshape(rows, width, *x.shape[1:]), stats)
+        stats = jax.tree.map(lambda x: x.reshape(rows, width, *x.shape[1:]), stats)
+        if experts is None:
+            return stats
+        return stats.replace(router_load=router_load(experts, batch.segment_ids > 0, model.config.moe.num_experts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +138,12 @@ class TrainStep:
         return jax.lax.scan(add, zeros, parts)[0]
 
     def _numerator(self, params: Any, batch: Batch) -> tuple[jax.Array, objectives.LossTerms]:
-        terms = self.loss(loss_inputs(batch, self.forward(params, batch), self.forward.vocab_size))
+        stats = self.forward(params, batch)
+        terms = self.loss(loss_inputs(batch, stats, self.forward.vocab_size))
+        if stats.router_load is not None:
+            # How many times the even share the busiest expert of any layer gets: 1 is balanced, E / k the worst.
+            busiest = jnp.max(stats.router_load) * stats.router_load.shape[-1]
+            terms = terms.replace(maxima=terms.maxima | {"router/max_load": busiest})
         return terms.numerator, terms
 
 
