@@ -51,11 +51,14 @@ class Experts(nnx.Module):
         rows, expert, tensor = _divisions(mesh, x.shape[0], *kernels[0].shape[::2])
         inputs = (P(rows), P(rows), P(rows), P(expert, None, tensor), P(expert, None, tensor), P(expert, tensor))
 
+        parts = tuple(axis for axis in (expert, tensor) if axis is not None)
+
         def local(x, experts, gates, *kernels):
+            # Each of these devices sees its own experts' share of the gradient of x and gates. Said aloud, it is summed
+            # over them; a gather at indices that differ by device does not say so by itself.
+            x, gates = jax.lax.pcast((x, gates), parts, to="varying")
             first = 0 if expert is None else jax.lax.axis_index(expert) * kernels[0].shape[0]
-            y = apply_experts(x, experts, gates, *kernels, first=first, fp8=fp8)
-            parts = tuple(axis for axis in (expert, tensor) if axis is not None)
-            return jax.lax.psum(y, parts) if parts else y
+            return jax.lax.psum(apply_experts(x, experts, gates, *kernels, first=first, fp8=fp8), parts)
 
         return jax.shard_map(local, in_specs=inputs, out_specs=P(rows))(x, experts, gates, *kernels)
 

@@ -28,9 +28,8 @@ from tests.models import reference
 # (heads, key-value heads, head_dim), then the mixture.
 CASES = {
     "one_active_raw_gates": ((4, 2, 8), MoEConfig(4, 1, 12, norm_topk_prob=False)),
-    "three_active_raw_gates": ((4, 4, 6), MoEConfig(5, 3, 8, norm_topk_prob=False)),
     "three_active_normalised": ((3, 1, 10), MoEConfig(5, 3, 8, norm_topk_prob=True)),
-    "dense_layer_first": ((4, 2, 8), MoEConfig(4, 2, 8, dense_layers=(0,))),
+    "three_active_raw_gates_dense_layer_first": ((4, 4, 6), MoEConfig(5, 3, 8, False, dense_layers=(0,))),
 }
 
 
