@@ -1,4 +1,4 @@
-"""Grouped-query attention with rotary positions (Su 2021, arXiv 2104.09864)."""
+"""Grouped-query attention with rotary positions (Su 2021, arXiv 2104.09864), its output gated where configured."""
 
 import math
 
@@ -13,7 +13,7 @@ from jaxrl_llm.ops.fp8 import Fp8Sites, fake_quant
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions."""
+    """Grouped-query attention; with `attention_gate`, out(sigmoid(output_gate(x)) * attended)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         c = self.config = config
@@ -22,6 +22,8 @@ class Attention(nnx.Module):
         self.key = Linear(width, c.num_kv_heads * c.head_dim, c, bias=bias, rngs=rngs)
         self.value = Linear(width, c.num_kv_heads * c.head_dim, c, bias=bias, rngs=rngs)
         self.out = Linear(c.num_heads * c.head_dim, width, c, rngs=rngs)
+        gated = c.attention_gate
+        self.output_gate = Linear(width, c.num_heads * c.head_dim, c, bias=bias, rngs=rngs) if gated else None
         self.query_norm = RMSNorm(c.head_dim, c) if c.qk_norm else None
         self.key_norm = RMSNorm(c.head_dim, c) if c.qk_norm else None
 
@@ -36,25 +38,32 @@ class Attention(nnx.Module):
         q, k = rotate(q, rope), rotate(k, rope)
         return q, fake_quant(k, fp8.kv_cache), fake_quant(v, fp8.kv_cache)
 
-    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, fp8: Fp8Sites) -> jax.Array:
-        """Attention of q [B, Q, heads, head_dim] over k, v [B, S, kv_heads, head_dim] where mask bool [B, Q, S]."""
+    def attend(self, x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, fp8: Fp8Sites):
+        """Attention of q [B, Q, heads, head_dim] over k, v [B, S, kv_heads, head_dim] where mask bool [B, Q, S].
+
+        x [B, Q, D] is what `project` got. Returns [B, Q, D].
+        """
         y = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
-        return self.out(y.reshape(*y.shape[:2], y.shape[2] * y.shape[3]), fp8)
+        y = y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
+        if self.output_gate is not None:
+            y = y * jax.nn.sigmoid(self.output_gate(x, fp8))
+        return self.out(y, fp8)
 
 
 def rope_angles(positions: chex.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine float32 [..., 1, head_dim / 2] of the rotary embedding at `positions`."""
-    exponent = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / config.head_dim
+    """Cosine and sine float32 [..., 1, rotary_dim / 2] of the rotary embedding at `positions`."""
+    exponent = jnp.arange(0, config.rotary_dim, 2, dtype=jnp.float32) / config.rotary_dim
     frequencies = _scale_frequencies(config.rope_theta**-exponent, config.rope_scaling)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates x [B, L, heads, head_dim], pairing component i with i + head_dim / 2."""
+    """Rotates the first rotary_dim of x [B, L, heads, head_dim], pairing component i with i + rotary_dim / 2."""
     cos, sin = rope
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+    half = cos.shape[-1]
+    a, b, rest = jnp.split(x.astype(jnp.float32), [half, 2 * half], axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1).astype(x.dtype)
 
 
 def _scale_frequencies(frequencies: jax.Array, scaling: RopeScaling) -> jax.Array:

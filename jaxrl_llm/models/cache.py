@@ -6,6 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.delta_net import RecurrentState, init_state
+
+
+@flax.struct.dataclass
+class KeyValue:
+    """Keys and values of one attention layer, [B, S, kv_heads, head_dim] in the model's dtype."""
+
+    keys: jax.Array
+    values: jax.Array
 
 
 @flax.struct.dataclass
@@ -13,14 +22,13 @@ class KVCache:
     """What the decoder keeps of the tokens seen so far.
 
     Attributes:
-      keys, values: tuples with one [B, S, kv_heads, head_dim] array per layer, in the model's dtype.
+      layers: each layer's part: a `KeyValue` where it attends, a `RecurrentState` where it is a gated delta net.
       valid: bool [B, S], slots that hold a real token. Slots are in order of time within a row.
       routed_experts: int32 [B, S, MoE layers, experts per token], the experts each token went through, or None where
         they are not recorded.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
+    layers: tuple[KeyValue | RecurrentState, ...]
     valid: jax.Array
     routed_experts: jax.Array | None = None
 
@@ -33,11 +41,15 @@ class KVCache:
 def init_cache(config: ModelConfig, batch: int, length: int, *, record_routing: bool = False) -> KVCache:
     """An empty cache of `length` slots for `batch` rows; `record_routing` makes it remember the experts' choice."""
     shape = (batch, length, config.num_kv_heads, config.head_dim)
-    layers = range(config.num_layers)
     routing = (batch, length, config.num_moe_layers, config.moe.experts_per_token)
+
+    def part(kind):
+        if kind.mixer == "linear_attention":
+            return init_state(config, batch)
+        return KeyValue(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype))
+
     return KVCache(
-        keys=tuple(jnp.zeros(shape, config.dtype) for _ in layers),
-        values=tuple(jnp.zeros(shape, config.dtype) for _ in layers),
+        layers=tuple(map(part, config.layer_kinds)),
         valid=jnp.zeros((batch, length), bool),
         routed_experts=jnp.zeros(routing, jnp.int32) if record_routing else None,
     )
@@ -52,15 +64,17 @@ def write(buffer: jax.Array, new: jax.Array, slots: chex.Array) -> jax.Array:
 
 
 def grow(cache: KVCache, length: int) -> KVCache:
-    """The same cache with `length` slots, the new ones empty."""
+    """The same cache with `length` slots, the new ones empty; recurrent states have no slots."""
     extra = length - cache.length
     if extra < 0:
         raise ValueError(f"a cache of {cache.length} slots cannot shrink to {length}")
 
     def pad(x):
+        if isinstance(x, RecurrentState):
+            return x
         return jnp.pad(x, [(0, 0), (0, extra)] + [(0, 0)] * (x.ndim - 2))
 
-    return jax.tree.map(pad, cache)
+    return jax.tree.map(pad, cache, is_leaf=lambda x: isinstance(x, RecurrentState))
 
 
 def repeat(cache: KVCache, times: int) -> KVCache:

@@ -25,13 +25,14 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True)
 class MoEConfig:
-    """Mixture of experts in place of the feed-forward layer (Qwen3-MoE).
+    """Mixture of experts in place of the feed-forward layer (Qwen3-MoE, Qwen3.5-MoE).
 
     Attributes:
       num_experts: E; 0 for none.
       experts_per_token: experts that each token goes through (k).
       intermediate_size: width of one expert.
       norm_topk_prob: the chosen experts' gates are divided by their sum.
+      shared_expert_size: width of an expert that every token goes through, behind a sigmoid gate; 0 for none.
       sparse_step: every how many layers the feed-forward layer is a mixture (`decoder_sparse_step`).
       dense_layers: layers that keep a plain feed-forward layer nevertheless (`mlp_only_layers`).
     """
@@ -40,11 +41,13 @@ class MoEConfig:
     experts_per_token: int = 1
     intermediate_size: int = 128
     norm_topk_prob: bool = True
+    shared_expert_size: int = 0
     sparse_step: int = 1
     dense_layers: tuple[int, ...] = ()
 
     def __post_init__(self):
-        schema.require(self.num_experts >= 0, "model.moe.num_experts", self.num_experts, "0 or more")
+        for name in ("num_experts", "shared_expert_size"):
+            schema.require(getattr(self, name) >= 0, f"model.moe.{name}", getattr(self, name), "0 or more")
         for name in ("intermediate_size", "sparse_step"):
             schema.require(getattr(self, name) > 0, f"model.moe.{name}", getattr(self, name), "positive")
         schema.require(
@@ -56,15 +59,59 @@ class MoEConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeltaNetConfig:
+    """Gated delta net in place of attention (Qwen3.5).
+
+    Attributes:
+      num_key_heads, num_value_heads: adjacent value heads share a key head.
+      key_head_dim, value_head_dim: width of one head.
+      conv_size: tokens that the short convolution sees.
+    """
+
+    num_key_heads: int = 2
+    num_value_heads: int = 4
+    key_head_dim: int = 32
+    value_head_dim: int = 32
+    conv_size: int = 4
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            schema.require(value > 0, f"model.delta_net.{field.name}", value, "positive")
+        schema.require(
+            self.num_value_heads % self.num_key_heads == 0,
+            "model.delta_net.num_key_heads",
+            self.num_key_heads,
+            f"a divisor of num_value_heads = {self.num_value_heads}",
+        )
+
+    @property
+    def key_width(self) -> int:
+        """Width of all keys together."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of all values together."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def channels(self) -> int:
+        """Width of query, key and value together, which the convolution runs over."""
+        return 2 * self.key_width + self.value_width
+
+
+@dataclasses.dataclass(frozen=True)
 class LayerKind:
     """What one layer is made of."""
 
+    mixer: Literal["full_attention", "linear_attention"] = "full_attention"
     feed_forward: Literal["dense", "moe"] = "dense"
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A Llama / Qwen2 / Qwen3 / Qwen3-MoE decoder.
+    """A Llama / Qwen2 / Qwen3 / Qwen3-MoE / Qwen3.5 / Qwen3.5-MoE decoder.
 
     Attributes:
       vocab_size: V.
@@ -73,11 +120,17 @@ class ModelConfig:
       num_layers, num_heads, num_kv_heads, head_dim: as in the checkpoints' config.json.
       rope_theta: base of the rotary frequencies.
       rope_scaling: see `RopeScaling`.
+      partial_rotary: share of each head's components that is rotated.
       rms_norm_eps: added under the root of the norms.
+      zero_centred_norm: norms scale by 1 + weight (Qwen3.5).
       qk_norm: RMS-normalise each head's query and key (Qwen3).
       attention_bias: biases on query, key and value (Qwen2).
+      attention_gate: the attended values pass a sigmoid gate (Qwen3.5).
+      layer_types: how each layer mixes tokens, attention or gated delta net (linear attention); empty for attention
+        everywhere.
       tie_word_embeddings: the unembedding is the transposed embedding.
       moe: see `MoEConfig`.
+      delta_net: see `DeltaNetConfig`.
       dtype: of the computation; norms, softmax and logits are float32 in any case.
       param_dtype: of the parameters.
       scan_unroll: layers written out per iteration of the training forward's loop; num_layers for none at all (faster on
@@ -94,11 +147,16 @@ class ModelConfig:
     head_dim: int = 32
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling = dataclasses.field(default_factory=RopeScaling)
+    partial_rotary: float = 1.0
     rms_norm_eps: float = 1e-6
+    zero_centred_norm: bool = False
     qk_norm: bool = True
     attention_bias: bool = False
+    attention_gate: bool = False
+    layer_types: tuple[Literal["full_attention", "linear_attention"], ...] = ()
     tie_word_embeddings: bool = True
     moe: MoEConfig = dataclasses.field(default_factory=MoEConfig)
+    delta_net: DeltaNetConfig = dataclasses.field(default_factory=DeltaNetConfig)
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     scan_unroll: int = 1
@@ -114,6 +172,13 @@ class ModelConfig:
             f"a divisor of num_heads = {self.num_heads}",
         )
         schema.require(self.head_dim % 2 == 0, "model.head_dim", self.head_dim, "even (rotary pairs)")
+        right = "a share in (0, 1] that leaves an even number of a head's components"
+        fits = 0 < self.partial_rotary <= 1 and self.rotary_dim % 2 == 0
+        schema.require(fits, "model.partial_rotary", self.partial_rotary, right)
+        types = self.layer_types
+        schema.require(
+            len(types) in (0, self.num_layers), "model.layer_types", types, f"{self.num_layers} long, or empty"
+        )
         right = f"layers between 0 and {self.num_layers - 1}"
         dense = self.moe.dense_layers
         schema.require(set(dense) <= set(range(self.num_layers)), "model.moe.dense_layers", dense, right)
@@ -121,12 +186,17 @@ class ModelConfig:
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of every layer."""
-        moe = self.moe
+        moe, types = self.moe, self.layer_types or ("full_attention",) * self.num_layers
         sparse = [
             moe.num_experts > 0 and i not in moe.dense_layers and (i + 1) % moe.sparse_step == 0
             for i in range(self.num_layers)
         ]
-        return tuple(LayerKind("moe" if s else "dense") for s in sparse)
+        return tuple(LayerKind(t, "moe" if s else "dense") for t, s in zip(types, sparse, strict=True))
+
+    @property
+    def rotary_dim(self) -> int:
+        """Components of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary)
 
     @property
     def period(self) -> int:

@@ -1,4 +1,4 @@
-"""The decoder, top to bottom: embedding, blocks of attention and feed-forward, final norm, unembedding.
+"""The decoder, top to bottom: embedding, blocks of token mixing and feed-forward, final norm, unembedding.
 
 One set of parameters, stacked over layers, serves two forwards built from the same block: `hidden` scans over the
 stack (training: small program, optional rematerialisation), `decode` runs the layers one by one against a cache
@@ -7,7 +7,7 @@ different kinds take turns, the scan's step is one period of them.
 """
 
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -16,8 +16,9 @@ from flax import nnx
 
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.attention import Attention, rope_angles
-from jaxrl_llm.models.cache import KVCache
+from jaxrl_llm.models.cache import KeyValue, KVCache
 from jaxrl_llm.models.config import LayerKind, ModelConfig
+from jaxrl_llm.models.delta_net import DeltaNet, RecurrentState, init_state
 from jaxrl_llm.models.layers import FeedForward, RMSNorm
 from jaxrl_llm.models.moe import MoE
 from jaxrl_llm.ops.fp8 import Fp8Sites
@@ -25,39 +26,65 @@ from jaxrl_llm.ops.fp8 import Fp8Sites
 NO_FP8 = Fp8Sites()
 
 
+class Layout(NamedTuple):
+    """Where the tokens of a forward stand; the same for all layers.
+
+    Attributes:
+      rope: cosine and sine of the rotary embedding at the tokens' positions.
+      mask: bool [B, Q, S], what each token attends to.
+      starts: bool [B, Q], tokens that begin a sequence.
+      real: bool [B, Q], tokens that are not padding.
+    """
+
+    rope: tuple[jax.Array, jax.Array]
+    mask: jax.Array
+    starts: jax.Array
+    real: jax.Array
+
+
 class Block(nnx.Module):
-    """One layer: attention and feed-forward, each behind a norm and added to the residual stream.
+    """One layer: attention (or gated delta net) and feed-forward, each behind a norm and added to the residual stream.
 
     Both forwards return the experts that the tokens went through, int32 [B, L, k], last; None without a router.
     """
 
     def __init__(self, config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs):
-        self.kind = kind
+        self.config, self.kind = config, kind
         self.attention_norm = RMSNorm(config.hidden_size, config)
-        self.attention = Attention(config, rngs=rngs)
+        if kind.mixer == "linear_attention":
+            self.delta_net = DeltaNet(config, rngs=rngs)
+        else:
+            self.attention = Attention(config, rngs=rngs)
         self.feed_forward_norm = RMSNorm(config.hidden_size, config)
         sparse = kind.feed_forward == "moe"
         self.feed_forward = (
             MoE(config, rngs=rngs) if sparse else FeedForward(config.intermediate_size, config, rngs=rngs)
         )
 
-    def __call__(self, x: jax.Array, rope: tuple, mask: jax.Array, replay: jax.Array | None, fp8: Fp8Sites):
-        """Whole sequences: every token attends where `mask` bool [B, L, L] allows. Returns x, experts."""
-        q, k, v = self.attention.project(self.attention_norm(x), rope, fp8)
-        return self._finish(x, self.attention.attend(q, k, v, mask, fp8), replay, fp8)
+    def __call__(self, x: jax.Array, layout: Layout, replay: jax.Array | None, fp8: Fp8Sites):
+        """Whole sequences. Returns x and experts."""
+        normed = self.attention_norm(x)
+        if self.kind.mixer == "linear_attention":
+            state = init_state(self.config, x.shape[0])
+            mixed, _ = self.delta_net(normed, layout.starts, layout.real, state, fp8)
+        else:
+            q, k, v = self.attention.project(normed, layout.rope, fp8)
+            mixed = self.attention.attend(normed, q, k, v, layout.mask, fp8)
+        return self._feed_forward(x + mixed, replay, fp8)
 
-    def decode(self, x, rope, mask, keys, values, slots, fp8):
-        """New tokens against the cache: writes their keys and values, then attends over it.
+    def decode(self, x: jax.Array, layout: Layout, cached: KeyValue | RecurrentState, slots: jax.Array, fp8: Fp8Sites):
+        """New tokens against this layer's part of the cache. Returns x, the part with the new tokens, and experts."""
+        normed = self.attention_norm(x)
+        if self.kind.mixer == "linear_attention":
+            mixed, cached = self.delta_net(normed, layout.starts, layout.real, cached, fp8)
+        else:
+            q, k, v = self.attention.project(normed, layout.rope, fp8)
+            cached = KeyValue(caches.write(cached.keys, k, slots), caches.write(cached.values, v, slots))
+            mixed = self.attention.attend(normed, q, cached.keys, cached.values, layout.mask, fp8)
+        x, experts = self._feed_forward(x + mixed, None, fp8)
+        return x, cached, experts
 
-        Returns x, keys, values, experts.
-        """
-        q, k, v = self.attention.project(self.attention_norm(x), rope, fp8)
-        keys, values = caches.write(keys, k, slots), caches.write(values, v, slots)
-        x, experts = self._finish(x, self.attention.attend(q, keys, values, mask, fp8), None, fp8)
-        return x, keys, values, experts
-
-    def _finish(self, x: jax.Array, attended: jax.Array, replay: jax.Array | None, fp8: Fp8Sites):
-        x = x + attended
+    def _feed_forward(self, x: jax.Array, replay: jax.Array | None, fp8: Fp8Sites):
         normed = self.feed_forward_norm(x)
         if self.kind.feed_forward == "dense":
             return x + self.feed_forward(normed, fp8), None
@@ -117,7 +144,8 @@ class Decoder(nnx.Module):
         Args:
           tokens: int32 [B, L].
           positions: int32 [B, L], within each segment.
-          segment_ids: int32 [B, L]; a token attends to earlier tokens of its own segment; 0 is padding.
+          segment_ids: int32 [B, L]; a token sees earlier tokens of its own segment, whose tokens are adjacent; 0 is
+            padding.
           fp8: emulated sites (activations, kv_cache), straight-through gradients.
           routed_experts: int32 [B, L, MoE layers, experts per token], experts to use in place of the routers' choice.
 
@@ -128,9 +156,10 @@ class Decoder(nnx.Module):
         chex.assert_rank([tokens, positions, segment_ids], 2)
         chex.assert_equal_shape([tokens, positions, segment_ids])
         c, fp8 = self.config, fp8 or NO_FP8
-        rope = rope_angles(positions, c)
-        same = segment_ids[:, :, None] == segment_ids[:, None, :]
-        mask = same & (segment_ids > 0)[:, None, :] & jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))
+        real, same = segment_ids > 0, segment_ids[:, :, None] == segment_ids[:, None, :]
+        mask = same & real[:, None, :] & jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))
+        starts = jnp.diff(segment_ids, axis=1, prepend=0) != 0
+        layout = Layout(rope_angles(positions, c), mask, starts, real)
         repeats = c.num_layers // c.period
         routers = c.num_moe_layers // repeats  # in one period
         if routed_experts is not None:
@@ -140,7 +169,7 @@ class Decoder(nnx.Module):
 
         def layer(graphdef):
             def apply(params, x, replay):
-                return nnx.merge(graphdef, params)(x, rope, mask, replay, fp8)
+                return nnx.merge(graphdef, params)(x, layout, replay, fp8)
 
             if c.remat == "none":
                 return apply
@@ -180,7 +209,7 @@ class Decoder(nnx.Module):
 
         Args:
           tokens: int32 [B, Q].
-          positions: int32 [B, Q], within each sequence.
+          positions: int32 [B, Q], within each sequence; 0 at its first token.
           cache: filled before slot `slots`.
           slots: int32 [] or [B], the slot that column 0 is written to.
           token_mask: bool [B, Q]; False marks left padding, which nothing attends to.
@@ -196,20 +225,19 @@ class Decoder(nnx.Module):
         # Slots are ordered in time, so a query sees the valid slots up to its own.
         own = jnp.reshape(slots, (-1, 1)) + jnp.arange(tokens.shape[1])
         mask = valid[:, None, :] & (jnp.arange(cache.length) <= own[:, :, None])
-        rope = rope_angles(positions, c)
+        layout = Layout(rope_angles(positions, c), mask, token_mask & (positions == 0), token_mask)
         graphdefs, stacks = zip(*map(nnx.split, _period(self.layers, c.period)), strict=True)
         layers = _unstack(stacks) if layers is None else layers
-        x, keys, values, chosen = self._embed(tokens), [], [], []
+        x, parts, chosen = self._embed(tokens), [], []
         for i, params in enumerate(layers):
             block = nnx.merge(graphdefs[i % c.period], params)
-            x, k, v, experts = block.decode(x, rope, mask, cache.keys[i], cache.values[i], slots, fp8)
-            keys.append(k)
-            values.append(v)
+            x, part, experts = block.decode(x, layout, cache.layers[i], slots, fp8)
+            parts.append(part)
             chosen += [] if experts is None else [experts]
         routed = cache.routed_experts
         if routed is not None and chosen:
             routed = caches.write(routed, jnp.stack(chosen, axis=2), slots)
-        return self.norm(x), KVCache(tuple(keys), tuple(values), valid, routed)
+        return self.norm(x), KVCache(tuple(parts), valid, routed)
 
     def unembedding(self) -> jax.Array:
         """[D, V] in the model's dtype."""

@@ -11,16 +11,18 @@ from jaxrl_llm.ops.fp8 import Fp8Sites, fake_quant
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm over the last axis, computed in float32."""
+    """Root-mean-square norm over the last axis, computed in float32; a zero-centred one scales by 1 + scale."""
 
-    def __init__(self, size: int, config: ModelConfig):
-        self.scale = nnx.Param(jnp.ones(size, config.param_dtype))
+    def __init__(self, size: int, config: ModelConfig, *, zero_centred: bool | None = None):
+        self.zero_centred = config.zero_centred_norm if zero_centred is None else zero_centred
+        start = jnp.zeros if self.zero_centred else jnp.ones
+        self.scale = nnx.Param(start(size, config.param_dtype))
         self.eps = config.rms_norm_eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        return (wide * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+        return (wide * (self.scale[...].astype(jnp.float32) + self.zero_centred)).astype(x.dtype)
 
 
 class Linear(nnx.Module):

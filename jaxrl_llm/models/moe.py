@@ -18,6 +18,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers import FeedForward, Linear
 from jaxrl_llm.ops.fp8 import Fp8Sites, fake_quant
 
 # Mesh axes: rows of a batch are divided over the first two, experts and their width over the others.
@@ -64,7 +65,7 @@ class Experts(nnx.Module):
 
 
 class MoE(nnx.Module):
-    """Router and experts."""
+    """Router and experts, and the expert that every token goes through where there is one."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config.moe
@@ -72,6 +73,9 @@ class MoE(nnx.Module):
         # No `kernel`: FP8 engines leave the router alone, and so does the emulation.
         self.router = nnx.Param(jax.random.normal(rngs.params(), shape, config.param_dtype) / math.sqrt(shape[0]))
         self.experts = Experts(config, rngs=rngs)
+        size = config.moe.shared_expert_size
+        self.shared = FeedForward(size, config, rngs=rngs) if size else None
+        self.shared_gate = Linear(config.hidden_size, 1, config, rngs=rngs) if size else None
 
     def __call__(self, x: jax.Array, replay: jax.Array | None, fp8: Fp8Sites) -> tuple[jax.Array, jax.Array]:
         """Routes every token.
@@ -86,7 +90,10 @@ class MoE(nnx.Module):
         """
         logits = jnp.matmul(x, self.router[...].astype(x.dtype), preferred_element_type=jnp.float32)
         gates, experts = route(logits, self.config.experts_per_token, self.config.norm_topk_prob, replay)
-        return self.experts(x, experts, gates, fp8), experts
+        y = self.experts(x, experts, gates, fp8)
+        if self.shared is not None:
+            y = y + jax.nn.sigmoid(self.shared_gate(x, fp8)) * self.shared(x, fp8)
+        return y, experts
 
 
 def route(logits: chex.Array, k: int, normalize: bool, replay: chex.Array | None = None) -> tuple[jax.Array, jax.Array]:

@@ -51,6 +51,11 @@ PARAMETERS: dict[tuple[str, ...], Logical] = {
     ("experts", "up", "kernel"): ("experts", "embed", "mlp"),
     ("experts", "down", "kernel"): ("experts", "mlp", "embed"),
     ("router",): ("embed", None),
+    ("output_gate", "kernel"): ("embed", "heads"),
+    ("shared_gate", "kernel"): ("embed", None),
+    ("qkv", "kernel"): ("embed", None),
+    ("beta", "kernel"): ("embed", None),
+    ("decay", "kernel"): ("embed", None),
 }
 
 

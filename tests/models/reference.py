@@ -35,7 +35,25 @@ MOE = {
     "feed_forward.experts.up.kernel": "mlp.experts.gate_up_proj",
     "feed_forward.experts.down.kernel": "mlp.experts.down_proj",
 }
-LAYER = ATTENTION | FEED_FORWARD | MOE
+SHARED = {
+    "feed_forward.shared.gate.kernel": "mlp.shared_expert.gate_proj.weight",
+    "feed_forward.shared.up.kernel": "mlp.shared_expert.up_proj.weight",
+    "feed_forward.shared.down.kernel": "mlp.shared_expert.down_proj.weight",
+    "feed_forward.shared_gate.kernel": "mlp.shared_expert_gate.weight",
+}
+DELTA_NET = {
+    "delta_net.qkv.kernel": "linear_attn.in_proj_qkv.weight",
+    "delta_net.output_gate.kernel": "linear_attn.in_proj_z.weight",
+    "delta_net.beta.kernel": "linear_attn.in_proj_b.weight",
+    "delta_net.decay.kernel": "linear_attn.in_proj_a.weight",
+    "delta_net.conv": "linear_attn.conv1d.weight",
+    "delta_net.log_rate": "linear_attn.A_log",
+    "delta_net.decay_bias": "linear_attn.dt_bias",
+    "delta_net.norm.scale": "linear_attn.norm.weight",
+    "delta_net.out.kernel": "linear_attn.out_proj.weight",
+    "attention.output_gate.kernel": "self_attn.q_proj.weight",
+}
+LAYER = ATTENTION | FEED_FORWARD | MOE | SHARED | DELTA_NET
 
 
 def params_like(config, tensors):
@@ -62,7 +80,7 @@ def params_like(config, tensors):
         block = int(path[1][5:]) if path[1].startswith("block") else 0
         ours = ".".join(path[1 + path[1].startswith("block") :])
         layers = range(block, config.num_layers, config.period)
-        return np.stack([_convert(ours, take(f"model.layers.{i}.{LAYER[ours]}")) for i in layers])
+        return np.stack([_convert(config, ours, take(f"model.layers.{i}.{LAYER[ours]}")) for i in layers])
 
     pure = jax.tree_util.tree_map_with_path(lambda path, _: jnp.asarray(find(path)), nnx.to_pure_dict(params))
     left = set(arrays) - used - ({"lm_head.weight"} if config.tie_word_embeddings else set())
@@ -71,7 +89,12 @@ def params_like(config, tensors):
     return graphdef, params
 
 
-def _convert(ours, tensor):
+def _convert(config, ours, tensor):
+    if ours == "delta_net.conv":
+        return tensor[:, 0].T
+    if config.attention_gate and ours in ("attention.query.kernel", "attention.output_gate.kernel"):
+        halves = tensor.reshape(config.num_heads, 2, config.head_dim, -1)  # each head's query, then its gate
+        tensor = halves[:, int("gate" in ours)].reshape(config.num_heads * config.head_dim, -1)
     if "experts" in ours and "down" not in ours:
         tensor = np.split(tensor, 2, axis=1)[0 if ".gate." in ours else 1]
     matrix = ours.endswith("kernel") or ours.endswith("router")
