@@ -160,11 +160,22 @@ class ArithmeticTask:
     train: Examples
     evaluation: Mapping[str, Examples]
     tokenizer: CharTokenizer
+    truncated: str = "keep"
     name: str = "arithmetic"
 
-    def score(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
+    def grade(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
         """1 where the completion's last number is the answer, digit by digit, else 0."""
         return [float(re.split("[>,]", c)[-1] == e.answer) for e, c in zip(examples, completions, strict=True)]
+
+    def score(
+        self,
+        examples: Sequence[Example],
+        completions: Sequence[str],
+        lengths: Sequence[int] | None = None,
+        truncated: Sequence[bool] | None = None,
+    ) -> list[float | None]:
+        """The same as `grade`."""
+        return self.grade(examples, completions)
 
 
 def create(config: Mapping[str, Any]) -> ArithmeticTask:

@@ -32,13 +32,31 @@ class Task(Protocol):
       train: training examples, indexable, deterministic.
       evaluation: name of a held-out set -> its examples.
       tokenizer: a tokenizer of the task's own, or None where the model's is used.
+      truncated: what becomes of responses cut at their limit: "keep", "zero" or "mask"; see `rewards.length.loss_rows`.
     """
 
     name: str
     train: Sequence[Example]
     evaluation: Mapping[str, Sequence[Example]]
     tokenizer: Any | None
+    truncated: str
 
-    def score(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
-        """A reward for each completion; None where the grader itself failed (not the answer)."""
+    def grade(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
+        """How right each completion is, in [0, 1], for evaluation; None where the grader itself failed."""
+        ...
+
+    def score(
+        self,
+        examples: Sequence[Example],
+        completions: Sequence[str],
+        lengths: Sequence[int] | None = None,
+        truncated: Sequence[bool] | None = None,
+    ) -> list[float | None]:
+        """The reward to train on; None where the grader itself failed (not the answer).
+
+        Args:
+          examples, completions: B of each.
+          lengths: tokens of each response, its end token included, for rewards that depend on them.
+          truncated: which responses were cut at their limit, likewise.
+        """
         ...
