@@ -33,13 +33,12 @@ class Dataset:
         return f"{len(self.examples)} of {self.rows} rows" + (f"; left out: {reasons}{first}" if reasons else "")
 
 
-def read(name: str, source: Source, schema: str, malformed: Malformed, field: str) -> Dataset:
+def read(name: str, source: Source, malformed: Malformed, field: str) -> Dataset:
     """All examples of a source.
 
     Args:
       name: prefix of the examples' ids, which are "<name>-<row>".
-      source: where the rows are.
-      schema: one of `SCHEMAS`.
+      source: where the rows are and what is in them.
       malformed: "refuse" stops at the first malformed row, "skip" leaves malformed rows out and counts them.
       field: the configuration's name for the source, for messages.
 
@@ -52,7 +51,7 @@ def read(name: str, source: Source, schema: str, malformed: Malformed, field: st
     examples, first_malformed, seen = [], "", set()
     for number in _distinct(rows, dropped):
         try:
-            example = SCHEMAS[schema](rows[number], f"{name}-{number}")
+            example = SCHEMAS[source.schema](rows[number], f"{name}-{number}")
         except Skip as reason:
             dropped[str(reason)] += 1
             continue

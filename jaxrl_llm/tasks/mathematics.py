@@ -4,7 +4,6 @@ Every data set may come from the hub or from a local copy (`sources`); every ans
 """
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -17,30 +16,34 @@ from jaxrl_llm.tasks.sources import Source
 
 log = logging.getLogger(__name__)
 
-SCHEMA_OF = {
-    "dapo_math_17k": "dapo",
-    "aime24": "problem",
-    "aime25": "problem",
-    "math500": "problem",
-    "gsm8k_train": "gsm8k",
-    "gsm8k_test": "gsm8k",
-}
-
-
-def _source(*args: str, **kwargs: str) -> Any:
-    return dataclasses.field(default_factory=functools.partial(Source, *args, **kwargs))
+_DAPO = Source("BytedTsinghua-SIA/DAPO-Math-17k", schema="dapo")
+_AIME24 = Source("HuggingFaceH4/aime_2024", schema="problem")
+_AIME25 = Source("math-ai/aime25", schema="problem", split="test")
+_MATH500 = Source("HuggingFaceH4/MATH-500", schema="problem", split="test")
+_GSM8K_TRAIN = Source("openai/gsm8k", schema="gsm8k", subset="main")
+_GSM8K_TEST = Source("openai/gsm8k", schema="gsm8k", subset="main", split="test")
+_OWN = Source("", schema="problem")
 
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Where each data set is; set `path` to a local copy to run without network."""
+    """Where each data set is; set `path` to a local copy to run without network.
 
-    dapo_math_17k: Source = _source("BytedTsinghua-SIA/DAPO-Math-17k")
-    aime24: Source = _source("HuggingFaceH4/aime_2024")
-    aime25: Source = _source("math-ai/aime25", split="test")
-    math500: Source = _source("HuggingFaceH4/MATH-500", split="test")
-    gsm8k_train: Source = _source("openai/gsm8k", subset="main")
-    gsm8k_test: Source = _source("openai/gsm8k", subset="main", split="test")
+    Attributes:
+      own_train, own_test: data of your own, in any of the schemas.
+    """
+
+    dapo_math_17k: Source = _DAPO
+    aime24: Source = _AIME24
+    aime25: Source = _AIME25
+    math500: Source = _MATH500
+    gsm8k_train: Source = _GSM8K_TRAIN
+    gsm8k_test: Source = _GSM8K_TEST
+    own_train: Source = _OWN
+    own_test: Source = _OWN
+
+
+DATA_SETS = {field.name: field.default for field in dataclasses.fields(Sources)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +71,12 @@ class Mathematics:
     rewards: RewardConfig = dataclasses.field(default_factory=RewardConfig)
 
     def __post_init__(self):
-        schema.choose(SCHEMA_OF, self.train, "data set config.task.mathematics.train")
+        schema.choose(DATA_SETS, self.train, "data set config.task.mathematics.train")
         schema.require(
             len(self.evaluation) > 0, "config.task.mathematics.evaluation", self.evaluation, "at least one set"
         )
         for name in self.evaluation:
-            schema.choose(SCHEMA_OF, name, "data set config.task.mathematics.evaluation")
+            schema.choose(DATA_SETS, name, "data set config.task.mathematics.evaluation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +125,7 @@ def create(config: Mapping[str, Any]) -> MathematicsTask:
     sets, accounts = {}, {}
     for name in dict.fromkeys([fields.train, *fields.evaluation]):
         field = f"config.task.mathematics.sources.{name}"
-        read = dataset.read(name, getattr(fields.sources, name), SCHEMA_OF[name], fields.malformed, field)
+        read = dataset.read(name, getattr(fields.sources, name), fields.malformed, field)
         sets[name], accounts[name] = read.examples, str(read)
     held_out = {name: sets[name] for name in fields.evaluation}
     train = without(sets[fields.train], [e for examples in held_out.values() for e in examples])

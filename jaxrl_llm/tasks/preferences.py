@@ -16,6 +16,9 @@ from jaxrl_llm.tasks.sources import Source
 
 log = logging.getLogger(__name__)
 
+_TRAIN = Source("Anthropic/hh-rlhf", schema="hh_rlhf")
+_TEST = Source("Anthropic/hh-rlhf", schema="hh_rlhf", split="test")
+
 Judge = Callable[[Sequence[Example], Sequence[str]], list[float | None]]
 
 
@@ -28,8 +31,8 @@ class Preferences:
       malformed: "refuse" rows that do not fit the schema, or "skip" and count them.
     """
 
-    train: Source = Source("Anthropic/hh-rlhf")
-    evaluation: Source = Source("Anthropic/hh-rlhf", split="test")
+    train: Source = _TRAIN
+    evaluation: Source = _TEST
     malformed: Literal["refuse", "skip"] = "refuse"
 
 
@@ -84,7 +87,7 @@ def create(config: Mapping[str, Any]) -> PreferencesTask:
     sets = {}
     for name in ("train", "evaluation"):
         field = f"config.task.preferences.{name}"
-        sets[name] = dataset.read(name, getattr(fields, name), "hh_rlhf", fields.malformed, field)
+        sets[name] = dataset.read(name, getattr(fields, name), fields.malformed, field)
         log.info("%s: %s", name, sets[name])
     return PreferencesTask(
         train=sets["train"].examples,

@@ -10,7 +10,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 _BUILDERS = {".json": "json", ".parquet": "parquet", ".csv": "csv"}
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
@@ -18,16 +18,18 @@ _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where rows come from.
+    """Where rows come from and what is in them.
 
     Attributes:
       path: hub id, file or folder.
+      schema: the fields of a row; see `schemas`.
       split: which split of a hub data set or folder; a single file has only one.
       subset: configuration of a hub data set, such as GSM8K's "main".
       data_dir: folder within a hub data set, such as hh-rlhf's "harmless-base".
     """
 
     path: str
+    schema: Literal["dapo", "problem", "gsm8k", "hh_rlhf"]
     split: str = "train"
     subset: str = ""
     data_dir: str = ""

@@ -126,14 +126,14 @@ def parse(text: str) -> Node:
     if text == r"\emptyset":
         return Node("set", text)
     if (inner := _set_content(text)) is not None:
-        return Node("set", text, _flat(split(inner)) if inner.strip() else ())
+        return Node("set", text, _flat(_split_inside(inner)) if inner.strip() else ())
     if r"\pm" in text or r"\mp" in text:
         upper = text.replace(r"\pm", "+").replace(r"\mp", "-")
         lower = text.replace(r"\pm", "-").replace(r"\mp", "+")
         return Node("list", text, (parse(upper), parse(lower)))
     if enclosed := _enclosed(text):
         brackets, inner = enclosed
-        items = split(inner)
+        items = _split_inside(inner)
         if len(items) > 1:
             return Node(brackets, text, tuple(map(parse, items)))
         if brackets == "()":
@@ -145,6 +145,11 @@ def split(text: str) -> list[str]:
     """Parts between the commas outside brackets; "1,000" outside brackets is one part."""
     protected = _THOUSANDS.sub(lambda m: m.group().replace(",", ""), text) if not _enclosed(text) else text
     return _split(protected, ",")
+
+
+def _split_inside(text: str) -> list[str]:
+    """Parts of what brackets hold: in "(1,234)" the comma separates, in "(1,000, 2)" only the second one does."""
+    return _split(text, ",") if _THOUSANDS.fullmatch(text.strip()) else split(text)
 
 
 def _split(text: str, separator: str) -> list[str]:

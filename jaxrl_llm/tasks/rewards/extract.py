@@ -3,6 +3,7 @@ r"""Finds the final answer in a completion: the last \boxed{}, the last "Answer:
 Everything is linear in the text's length, so that a degenerate completion of any size costs little.
 """
 
+import collections
 import re
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*")
@@ -100,11 +101,10 @@ def _box_content(text: str, start: int) -> tuple[str | None, int | None]:
 
 def _last_answer_line(text: str) -> tuple[str | None, int]:
     """What follows the last "answer:" or "answer is" on its line (or on the next, if nothing does), and where it ends."""
-    last = None
-    for last in _ANSWER.finditer(text):
-        pass
-    if last is None:
+    found = collections.deque(_ANSWER.finditer(text), maxlen=1)
+    if not found:
         return None, -1
+    last = found[0]
     rest = text[last.end() : last.end() + _ANSWER_LIMIT].lstrip("\n \t")
     rest = "\n".join(rest.split("\n\n")[0].splitlines()) if rest.startswith(("$$", "\\[")) else rest.split("\n")[0]
     boxed, _ = _last_boxes(rest)

@@ -4,28 +4,36 @@ SymPy may compute for hours on a ten-character answer, in C code that no excepti
 math-verify sets work in main threads only. Each worker here is a process of its own, started afresh (never forked: JAX
 runs threads), with a deadline per answer; after a deadline, a crash or enough answers another takes its place.
 
+Written here because process pools that can kill a worker build on `multiprocessing`, whose fresh processes import the
+main script first, JAX included, and because a deadline missed over the truth must not count against the answer.
+
 Use one pool for a whole run. It may be called from any thread, and by several at once.
 """
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
-import itertools
 import json
 import os
+import pathlib
 import queue
-import select
+import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection
 from typing import Any
 
 from jaxrl_llm import schema
 from jaxrl_llm.tasks.rewards import worker as workers
+
+_PACKAGES = str(pathlib.Path(__file__).parents[3])  # where jaxrl_llm is found, installed or not
+# -P: a json.py in the current directory is none of the worker's business.
+_PYTHON = (sys.executable, "-P", "-c")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +116,14 @@ class GraderPool:
     def _grade_one(self, request: Mapping[str, Any]) -> float | None:
         worker = self._idle.get()
         try:
-            for attempt in itertools.count():
+            outcome, value = worker.ask(request)
+            if outcome == "died":  # something outside may have killed it: that says nothing about the answer
                 outcome, value = worker.ask(request)
-                # A worker that something outside killed says nothing about the answer: it gets a second chance.
-                if outcome != "died" or attempt == 1:
-                    break
+        except RuntimeError as error:
+            # Where nothing was ever graded, a library is missing; later, one lost grade is better than a lost run.
+            if not self.counts["graded"] or not self._finalizer.alive:
+                raise
+            outcome, value = "error", str(error)
         finally:
             self._idle.put(worker)
         with self._lock:
@@ -142,10 +153,14 @@ class _Worker:
             self._launch()
         if not self.ready:
             self._await_start()
+        try:
+            line = json.dumps(request) + "\n"
+        except (TypeError, ValueError) as error:
+            return "error", str(error)
         self.served += 1
         limit = time.monotonic() + self.config.deadline + workers.GRACE
         try:
-            self.process.stdin.write((json.dumps(request) + "\n").encode())
+            self.process.stdin.write(line.encode())
             self.process.stdin.flush()
         except OSError:
             self._launch()
@@ -156,7 +171,7 @@ class _Worker:
             if message == workers.UNDERSTOOD:
                 understood = True
             elif message is None:
-                late = time.monotonic() >= limit - workers.GRACE - 0.05
+                late = time.monotonic() >= limit or self.process.wait(workers.GRACE) == -signal.SIGALRM
                 self._launch()
                 if not late:
                     return "died", None
@@ -175,14 +190,20 @@ class _Worker:
         self._kill()
         if self.closed:
             raise RuntimeError("the grader pool is closed")
-        command = [sys.executable, "-m", workers.__name__, self.grader, self.config.deadline, self.config.memory]
-        self.errors = tempfile.TemporaryFile()
+        code = f"from {workers.__name__} import main; main"
+        arguments = (self.grader, self.config.deadline, self.config.memory)
+        paths = filter(None, (_PACKAGES, os.environ.get("PYTHONPATH")))
         self.process = subprocess.Popen(
-            list(map(str, command)),
+            [*_PYTHON, f"{code}{arguments!r}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            stderr=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+            },
             start_new_session=True,  # Ctrl-C is for the run, which may want to finish its rollout
         )
         self.buffer = b""
@@ -190,22 +211,19 @@ class _Worker:
         self.started += 1
 
     def _await_start(self) -> None:
-        if self._read(time.monotonic() + self.config.startup) == workers.READY:
+        message = self._read(time.monotonic() + self.config.startup)
+        if message == workers.READY:
             self.ready = True
             return
         self._kill()
-        self.errors.seek(0)
-        said = self.errors.read().decode(errors="replace").strip().splitlines()
-        raise RuntimeError(
-            f"the {self.grader} grader's process did not start within {self.config.startup:g} s"
-            + (f": {said[-1]}" if said else "")
-        )
+        why = message["error"] if message else f"it ended, or took longer than {self.config.startup:g} s"
+        raise RuntimeError(f"the {self.grader} grader's process did not start: {why}")
 
     def _read(self, until: float) -> dict[str, Any] | None:
         """The next message, or None once the time is up or the process has ended."""
         descriptor = self.process.stdout.fileno()
         while b"\n" not in self.buffer:
-            readable, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
+            readable = connection.wait([descriptor], max(0.0, until - time.monotonic()))
             if not readable or not (data := os.read(descriptor, 65536)):
                 return None
             self.buffer += data
@@ -216,11 +234,9 @@ class _Worker:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-            for stream in (self.process.stdin, self.process.stdout, self.errors):
-                try:
+            for stream in (self.process.stdin, self.process.stdout):
+                with contextlib.suppress(OSError):  # a request that it did not take any more
                     stream.close()
-                except OSError:  # a request that it did not take any more
-                    pass
 
 
 def _stop(pool_workers: list[_Worker]) -> None:

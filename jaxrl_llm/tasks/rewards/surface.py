@@ -39,8 +39,10 @@ _CHARACTERS = {
 }
 _TRANSLATION = str.maketrans(_CHARACTERS)
 
-_SPACES = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad\b|\\(?:thin|med|thick|neg)space\b|(?<!\\)~|&nbsp;|\s+")
+_NEGATIVE_SPACE = re.compile(r"(?<!\\)\\!")
+_SPACES = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad\b|\\(?:thin|med|thick|neg)space\b|(?<!\\)~|&nbsp;|\s+")
 _DELIMITERS = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\s*\.?")
+_DOUBLE_BRACES = re.compile(r"\{\{([^{}]*)\}\}")
 _STYLE = re.compile(r"\\(?:displaystyle|textstyle|scriptstyle|limits|strut|hfill)(?![a-zA-Z])\s*")
 _RENAMED = [
     (re.compile(pattern), new)
@@ -91,7 +93,8 @@ _MATH = re.compile(r"^(?:\$\$(.*)\$\$|\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\])$", re.
 def normalize(text: str) -> str:
     """The answer written plainly, with single spaces; see the module docstring."""
     text = _unicode(text)
-    text = _unwrap(_SPACES.sub(" ", text.replace(r"\\%", r"\%")).strip())
+    text = _SPACES.sub(" ", _NEGATIVE_SPACE.sub("", text.replace(r"\\%", r"\%")))
+    text = _unwrap(_DOUBLE_BRACES.sub(r"{\1}", text).strip())
     text = _DELIMITERS.sub("", text)
     text = _STYLE.sub("", text)
     for pattern, new in _RENAMED:

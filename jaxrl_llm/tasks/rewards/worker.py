@@ -1,11 +1,11 @@
 """The process that grades: reads one JSON request a line, answers each with lines of JSON. Started by `pool`.
 
-It is `python -m jaxrl_llm.tasks.rewards.worker GRADER DEADLINE MEMORY`, with DEADLINE in seconds per request and MEMORY
-in MiB above what the imports took. The kernel ends it at the deadline (SIGALRM with its default action), whatever code
-it is in and even if its parent is gone. Before the answer is looked at, a line says that the truth was understood: a
-deadline missed earlier is not the answer's fault.
+The kernel ends it at the deadline (SIGALRM with its default action), whatever code it is in and even if its parent is
+gone. Before the answer is looked at, a line says that the truth was understood: a deadline missed earlier is not the
+answer's fault.
 """
 
+import importlib
 import json
 import os
 import resource
@@ -52,11 +52,28 @@ def sleep(request: Mapping[str, Any], understood: Callable[[], None]) -> float:
     return 1.0
 
 
-GRADERS = {"math": math, "reasoning_gym": reasoning_gym, "sleep": sleep}
+def _prepare_math() -> None:
+    from jaxrl_llm.tasks.rewards import equivalence
+
+    equivalence.equivalent(r"\sqrt{12}", r"2\sqrt{3}")  # imports SymPy and fills the parser's tables
+
+
+# Grader -> (judge, what to import before the first deadline).
+GRADERS: dict[str, tuple[Callable, Callable[[], object]]] = {
+    "math": (math, _prepare_math),
+    "reasoning_gym": (reasoning_gym, lambda: importlib.import_module("reasoning_gym")),
+    "sleep": (sleep, lambda: None),
+}
 
 
 def main(grader: str, deadline: float, memory: int) -> None:
-    """Serves requests until standard input ends."""
+    """Serves requests until standard input ends.
+
+    Args:
+      grader: one of `GRADERS`.
+      deadline: seconds a request may take.
+      memory: MiB that the process may use above what its imports took; limited on Linux only.
+    """
     # Libraries print what they like; the answers have a descriptor of their own.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -64,13 +81,12 @@ def main(grader: str, deadline: float, memory: int) -> None:
     def say(message: Mapping[str, Any]) -> None:
         out.write(json.dumps(message) + "\n")
 
-    judge = GRADERS[grader]
-    if grader == "math":
-        from jaxrl_llm.tasks.rewards import equivalence
-
-        equivalence.equivalent(r"\sqrt{12}", r"2\sqrt{3}")  # imports SymPy and fills the parser's tables
-    elif grader == "reasoning_gym":
-        import reasoning_gym as _
+    judge, prepare = GRADERS[grader]
+    try:
+        prepare()
+    except Exception as error:
+        say({"error": f"{type(error).__name__}: {error}"})
+        return
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if os.path.exists(_MEMORY):
@@ -79,23 +95,27 @@ def main(grader: str, deadline: float, memory: int) -> None:
     say(READY)
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, deadline)
-        stage = []
-        try:
-            score = judge(json.loads(line), lambda: (stage.append(1), say(UNDERSTOOD)))
-            message = {"score": score}
-        except (MemoryError, RecursionError) as error:
-            # A huge answer, not a broken grader, once the truth has been understood.
-            message = {"score": 0.0, "heavy": True} if stage else {"error": repr(error)}
-        except Exception as error:
-            message = {"error": repr(error)[:500]}
+        message = _answer(judge, line, say)
         signal.setitimer(signal.ITIMER_REAL, 0)
         say(message)
+
+
+def _answer(judge: Callable, line: str, say: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    reached = []
+
+    def understood() -> None:
+        reached.append(True)
+        say(UNDERSTOOD)
+
+    try:
+        return {"score": judge(json.loads(line), understood)}
+    except (MemoryError, RecursionError) as error:
+        # Once the truth has been understood it is the answer that is too big, not the grader that is broken.
+        return {"score": 0.0, "heavy": True} if reached else {"error": repr(error)}
+    except Exception as error:
+        return {"error": repr(error)[:500]}
 
 
 def _virtual_memory() -> int:
     with open(_MEMORY) as f:
         return int(f.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
