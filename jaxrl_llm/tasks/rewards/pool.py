@@ -29,6 +29,7 @@ from multiprocessing import connection
 from typing import Any
 
 from jaxrl_llm import schema
+from jaxrl_llm.tasks.rewards import graders
 from jaxrl_llm.tasks.rewards import worker as workers
 
 _PACKAGES = str(pathlib.Path(__file__).parents[3])  # where jaxrl_llm is found, installed or not
@@ -61,7 +62,7 @@ class PoolConfig:
 
 
 class GraderPool:
-    """Workers for one grader; they start when first needed and end with the pool.
+    """Workers for one grader (see `graders.find`); they start when first needed and end with the pool.
 
     Attributes:
       counts: how many answers were "graded" (timeouts included), ran into the deadline or the memory limit
@@ -70,7 +71,8 @@ class GraderPool:
     """
 
     def __init__(self, grader: str = "math", config: PoolConfig | None = None):
-        schema.choose(workers.GRADERS, grader, "grader")
+        if ":" not in grader:
+            schema.choose(graders.GRADERS, grader, "grader")
         self.config = config or PoolConfig()
         self.grader = grader
         self.size = self.config.workers or min(8, os.cpu_count() or 1)
@@ -92,7 +94,7 @@ class GraderPool:
         self._finalizer()
 
     def grade(self, requests: Sequence[Mapping[str, Any]]) -> list[float | None]:
-        """A score for each request (see the graders in `worker`), in order; None where the grader itself failed.
+        """A score for each request (see `graders`), in order; None where the grader itself failed.
 
         Raises:
           RuntimeError: a worker cannot be started (a library is missing, for example), or the pool is closed.

@@ -5,7 +5,6 @@ gone. Before the answer is looked at, a line says that the truth was understood:
 answer's fault.
 """
 
-import importlib
 import json
 import os
 import resource
@@ -14,63 +13,18 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxrl_llm.tasks.rewards import graders
+
 READY, UNDERSTOOD = {"ready": True}, {"understood": True}
 _MEMORY = "/proc/self/statm"  # Linux
 GRACE = 1.0  # seconds that the parent waits beyond the deadline before it kills the process itself
-
-
-def math(request: Mapping[str, str], understood: Callable[[], None]) -> float:
-    """1 where the final answer of `completion` is equivalent to `truth`, else 0."""
-    from jaxrl_llm.tasks.rewards import equivalence, extract
-
-    equivalence.understand(request["truth"])
-    understood()
-    answer = extract.final_answer(request["completion"])
-    return float(answer is not None and equivalence.equivalent(answer, request["truth"]))
-
-
-def reasoning_gym(request: Mapping[str, Any], understood: Callable[[], None]) -> float:
-    """The score that reasoning-gym's own judge of a data set gives to the answer of `completion`."""
-    from reasoning_gym import get_score_answer_fn
-
-    from jaxrl_llm.tasks.rewards import extract
-
-    judge = get_score_answer_fn(request["dataset"])
-    understood()
-    return float(judge(answer=extract.tagged_answer(request["completion"]), entry=request["entry"]))
-
-
-def sleep(request: Mapping[str, Any], understood: Callable[[], None]) -> float:
-    """Waits `seconds`, before or after it understands; for checks of the pool."""
-    import time
-
-    if request.get("crash"):
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(request.get("before", 0))
-    understood()
-    time.sleep(request.get("after", 0))
-    return 1.0
-
-
-def _prepare_math() -> None:
-    from jaxrl_llm.tasks.rewards import equivalence
-
-    equivalence.equivalent(r"\sqrt{12}", r"2\sqrt{3}")  # imports SymPy and fills the parser's tables
-
-
-# Grader -> (judge, what to import before the first deadline).
-GRADERS: dict[str, tuple[Callable, Callable[[], object]]] = {
-    "math": (math, _prepare_math),
-    "reasoning_gym": (reasoning_gym, lambda: importlib.import_module("reasoning_gym")),
-    "sleep": (sleep, lambda: None),
-}
 
 
 def main(grader: str, deadline: float, memory: int) -> None:
     """Serves requests until standard input ends.
 
     Args:
-      grader: one of `GRADERS`.
+      grader: see `graders.find`.
       deadline: seconds a request may take.
       memory: MiB that the process may use above what its imports took; limited on Linux only.
     """
@@ -81,9 +35,8 @@ def main(grader: str, deadline: float, memory: int) -> None:
     def say(message: Mapping[str, Any]) -> None:
         out.write(json.dumps(message) + "\n")
 
-    judge, prepare = GRADERS[grader]
     try:
-        prepare()
+        judge = graders.find(grader)()
     except Exception as error:
         say({"error": f"{type(error).__name__}: {error}"})
         return
@@ -100,7 +53,7 @@ def main(grader: str, deadline: float, memory: int) -> None:
         say(message)
 
 
-def _answer(judge: Callable, line: str, say: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+def _answer(judge: graders.Judge, line: str, say: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
     reached = []
 
     def understood() -> None:
