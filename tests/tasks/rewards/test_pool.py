@@ -56,6 +56,7 @@ def test_pathological_answers_cost_their_deadline_and_score_nothing(math_pool):
     assert grades == [1.0, *[0.0] * len(answers), 1.0]
     # No bound on speed: one on what is promised, that each answer costs at most its deadline (with starts of workers).
     assert seconds < (2.0 + 20.0) * len(answers)
+    assert math_pool.counts["timeouts"] >= 1
     assert math_pool.counts["errors"] == 0
 
 
@@ -72,12 +73,7 @@ def test_late_answers_score_zero_but_a_truth_that_takes_too_long_is_an_error(car
     before = careless_pool.counts.copy()
     assert careless_pool.grade([{"after": 30}, {}, {"before": 30}, {}]) == [0.0, 1.0, None, 1.0]
     change = careless_pool.counts - before
-    assert (change["graded"], change["timeouts"], change["errors"], change["started"]) == (
-        3,
-        1,
-        1,
-        3 - before["started"],
-    )
+    assert (change["graded"], change["timeouts"], change["errors"]) == (3, 1, 1)
     assert "while the truth was read" in careless_pool.last_error
 
 
