@@ -25,7 +25,7 @@ class Example:
 
 
 class Task(Protocol):
-    """A source of examples and a judge of completions.
+    """A source of examples and a judge of completions. A task inherits from it, and may leave `score` as it is here.
 
     Attributes:
       name: as in the configuration.
@@ -52,11 +52,11 @@ class Task(Protocol):
         lengths: Sequence[int] | None = None,
         truncated: Sequence[bool] | None = None,
     ) -> list[float | None]:
-        """The reward to train on; None where the grader itself failed (not the answer).
+        """The reward to train on, which is `grade` unless the task says more; None where the grader itself failed.
 
         Args:
           examples, completions: B of each.
           lengths: tokens of each response, its end token included, for rewards that depend on them.
           truncated: which responses were cut at their limit, likewise.
         """
-        ...
+        return self.grade(examples, completions)

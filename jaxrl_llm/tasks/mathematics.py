@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from jaxrl_llm import schema
 from jaxrl_llm.tasks import dataset
-from jaxrl_llm.tasks.base import Example
+from jaxrl_llm.tasks.base import Example, Task
 from jaxrl_llm.tasks.rewards.compose import RewardConfig, Rewards
 from jaxrl_llm.tasks.sources import Source
 
@@ -80,7 +80,7 @@ class Mathematics:
 
 
 @dataclasses.dataclass(frozen=True)
-class MathematicsTask:
+class MathematicsTask(Task):
     """See the module docstring.
 
     Attributes:

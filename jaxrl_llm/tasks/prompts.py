@@ -1,28 +1,8 @@
 """From an example's prompt to token ids: chat template, one begin token, and nothing cut."""
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_llm.tasks.base import Example
-
-
-@dataclasses.dataclass(frozen=True)
-class Fitting:
-    """Examples whose prompts fit.
-
-    Attributes:
-      examples: in their order.
-      tokens: ids of each prompt.
-      dropped: how many were left out because their prompt is too long.
-    """
-
-    examples: list[Example]
-    tokens: list[list[int]]
-    dropped: int
-
-    def __len__(self) -> int:
-        return len(self.examples)
 
 
 def encode(tokenizer: Any, example: Example) -> list[int]:
@@ -48,23 +28,6 @@ def encode(tokenizer: Any, example: Example) -> list[int]:
         # Most templates write the begin token themselves.
         ids = list(tokenizer.encode(text, add_special_tokens=False))
     return _one_begin(ids, tokenizer)
-
-
-def fitting(examples: Sequence[Example], tokenizer: Any, limit: int) -> Fitting:
-    """The examples whose prompts have at most `limit` tokens; longer ones are left out and counted, never cut.
-
-    Raises:
-      ValueError: no prompt fits.
-    """
-    kept, tokens = [], []
-    for example in examples:
-        ids = encode(tokenizer, example)
-        if len(ids) <= limit:
-            kept.append(example)
-            tokens.append(ids)
-    if examples and not kept:
-        raise ValueError(f"none of the {len(examples)} prompts fits into {limit} tokens; raise max_prompt_length")
-    return Fitting(kept, tokens, len(examples) - len(kept))
 
 
 def _one_begin(ids: list[int], tokenizer: Any) -> list[int]:

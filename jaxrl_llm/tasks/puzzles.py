@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks.base import Example
+from jaxrl_llm.tasks.base import Example, Task
 from jaxrl_llm.tasks.rewards.pool import GraderPool, PoolConfig
 
 HELD_OUT_SHARE = 10  # one question in ten
@@ -100,7 +100,7 @@ class Examples(Sequence):
 
 
 @dataclasses.dataclass(frozen=True)
-class PuzzlesTask:
+class PuzzlesTask(Task):
     """See the module docstring."""
 
     train: Examples
@@ -118,16 +118,6 @@ class PuzzlesTask:
                 for e, completion in zip(examples, completions, strict=True)
             ]
         )
-
-    def score(
-        self,
-        examples: Sequence[Example],
-        completions: Sequence[str],
-        lengths: Sequence[int] | None = None,
-        truncated: Sequence[bool] | None = None,
-    ) -> list[float | None]:
-        """The same as `grade`."""
-        return self.grade(examples, completions)
 
 
 def create(config: Mapping[str, Any]) -> PuzzlesTask:

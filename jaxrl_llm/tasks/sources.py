@@ -7,7 +7,6 @@ A path that exists is read from disk: .jsonl, .json, .parquet, .arrow, .csv, all
 import dataclasses
 import json
 import logging
-import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -107,6 +106,8 @@ def load(source: Source, field: str) -> Rows:
     path = pathlib.Path(source.path).expanduser()
     suffix = _suffix(path)
     try:
+        if not source.path:
+            raise ValueError("give a hub id, a file or a folder")
         if path.is_dir():
             return Rows(_folder(datasets, path, source), lines=False)
         if path.is_file():
@@ -159,12 +160,9 @@ def _hub(datasets: Any, source: Source) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the error that caused the others, with a hint where it is about the network."""
+    """The first line of the error that caused the others, with a way out where it is about the network."""
     while error.__cause__ is not None:
         error = error.__cause__
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
-    hint = (
-        " (HF_HUB_OFFLINE is set; give the path of a local copy)" if offline and not isinstance(error, OSError) else ""
-    )
-    return line + hint
+    # Offline mode is a ConnectionError too.
+    return line + ("; without the network, give the path of a local copy" if isinstance(error, ConnectionError) else "")

@@ -102,7 +102,14 @@ class Rewards:
         Raises:
           ValueError: lengths or truncated are needed and missing.
         """
-        grades = self.correct(examples, completions) if self.config.weights.correct else [0.0] * len(completions)
+        grades: list[float | None] = [0.0] * len(completions)
+        if self.config.weights.correct:
+            # What counts as wrong in any case need not be graded.
+            cut = _cut(self.config, truncated, len(completions))
+            rows = np.flatnonzero(~cut).tolist()
+            found = self.correct([examples[i] for i in rows], [completions[i] for i in rows])
+            for i, grade in zip(rows, found, strict=True):
+                grades[i] = grade
         return combine(self.config, grades, completions, lengths, truncated)
 
 
@@ -114,10 +121,7 @@ def combine(
     truncated: Sequence[bool] | None = None,
 ) -> list[float | None]:
     """The weighted sum of the module docstring, given correctness in [0, 1]; see `Rewards.__call__`."""
-    weights, count = config.weights, len(completions)
-    cut = np.zeros(count, bool)
-    if config.truncated == "zero":
-        cut = np.asarray(_needed(truncated, "truncated", "rewards.truncated = 'zero'"), bool)
+    weights, cut = config.weights, _cut(config, truncated, len(completions))
     failed = [grade is None for grade in grades]
     correct = np.array([np.nan if grade is None else grade for grade in grades], np.float64)
     correct = np.where(cut, 0.0, correct)
@@ -130,6 +134,13 @@ def combine(
         tokens = np.asarray(_needed(lengths, "lengths", "rewards.weights.overlong"))
         total += weights.overlong * length.soft_overlong(tokens, config.overlong_max_length, config.overlong_buffer)
     return [None if bad else float(value) for bad, value in zip(failed, total, strict=True)]
+
+
+def _cut(config: RewardConfig, truncated: Sequence[bool] | None, count: int) -> np.ndarray:
+    """bool [B], the responses that count as wrong because they were cut at their limit."""
+    if config.truncated != "zero":
+        return np.zeros(count, bool)
+    return np.asarray(_needed(truncated, "truncated", "rewards.truncated = 'zero'"), bool)
 
 
 def _needed(values: Sequence[Any] | None, name: str, why: str) -> Sequence[Any]:

@@ -23,25 +23,16 @@ def final_answer(completion: str) -> str | None:
     several boxes the last counts; boxes joined by nothing but a comma, "and" or "or" are one answer, a list. A box or
     an answer line further down wins over one further up. A short single line without any marker is taken whole.
     """
-    if _THOUGHT_END in completion:
-        completion = completion.rsplit(_THOUGHT_END, 1)[1]
-    elif completion.lstrip().startswith("<think>"):
-        return None
-    box, box_end = _last_boxes(completion)
-    line, line_end = _last_answer_line(completion)
-    if line is not None and (box_end is None or line_end > box_end):
-        return line
-    if box_end is not None:
-        return box
-    text = completion.strip()
-    return text if text and "\n" not in text and len(text) <= _BARE_LIMIT else None
+    text = _after_thoughts(completion)
+    answer, found = _marked_answer(text)
+    if found or "\n" in text or len(text) > _BARE_LIMIT:
+        return answer
+    return text or None
 
 
 def marked(completion: str) -> bool:
     """Whether the answer is marked by a box or an answer line, not merely a short text."""
-    if _THOUGHT_END in completion:
-        completion = completion.rsplit(_THOUGHT_END, 1)[1]
-    return final_answer(completion) is not None and bool(_BOX.search(completion) or _ANSWER.search(completion))
+    return _marked_answer(_after_thoughts(completion))[0] is not None
 
 
 def gsm8k_answer(text: str) -> str | None:
@@ -55,6 +46,23 @@ def tagged_answer(completion: str) -> str | None:
     before, end, _ = completion.rpartition("</answer>")
     _, start, inside = before.rpartition("<answer>")
     return inside.strip() or None if start and end else final_answer(completion)
+
+
+def _after_thoughts(completion: str) -> str:
+    if _THOUGHT_END in completion:
+        completion = completion.rsplit(_THOUGHT_END, 1)[1]
+    elif completion.lstrip().startswith("<think>"):
+        return ""
+    return completion.strip()
+
+
+def _marked_answer(text: str) -> tuple[str | None, bool]:
+    """The content of the last box or answer line, None where it is empty or cut; and whether there is one at all."""
+    box, box_end = _last_boxes(text)
+    line, line_end = _last_answer_line(text)
+    if line is not None and (box_end is None or line_end > box_end):
+        return line, True
+    return box, box_end is not None or line_end >= 0
 
 
 def _last_boxes(text: str) -> tuple[str | None, int | None]:

@@ -28,10 +28,9 @@ def soft_overlong(lengths: np.ndarray, max_length: int, buffer: int) -> np.ndarr
 
 
 def loss_rows(policy: Truncated, truncated: np.ndarray) -> np.ndarray:
-    """bool [B], the responses that carry loss: "mask" leaves truncated ones out (DAPO's overlong filtering).
+    """The responses that carry loss: "mask" leaves truncated ones out (DAPO's overlong filtering).
 
     A masked response keeps its reward, so its group's mean and deviation stay what the policy earned; its tokens leave
-    numerator and denominator of the loss alike.
+    numerator and denominator of the loss alike. Takes and returns bool [B], of numpy or JAX.
     """
-    truncated = np.asarray(truncated, bool)
-    return ~truncated if policy == "mask" else np.ones_like(truncated)
+    return ~(truncated & (policy == "mask"))

@@ -107,6 +107,11 @@ def test_workers_are_replaced_when_they_served_enough_or_were_killed_from_outsid
         pool.grade([{}])
 
 
+def test_workers_load_no_jax():
+    code = "import sys; import jaxrl_llm.tasks.rewards.worker; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def test_a_library_that_is_missing_is_named():
     with (
         GraderPool(f"{JUDGES}:unavailable", PoolConfig(workers=1)) as pool,
