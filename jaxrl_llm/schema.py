@@ -14,13 +14,14 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T")
 
 
-def read(cls: type[T], mapping: Mapping[str, Any], path: str) -> T:
+def read(cls: type[T], mapping: Mapping[str, Any], path: str, default: T | None = None) -> T:
     """Builds the frozen dataclass `cls` from `mapping`; nested dataclass fields are read from nested mappings.
 
     Args:
       cls: a dataclass type; a field annotated `Mapping` is passed on unread, for the room that owns its schema.
       mapping: field name -> value; missing fields take their defaults.
       path: the section's name in messages, such as "config.rollout".
+      default: what missing fields are taken from, where it is not the class's defaults.
 
     Raises:
       ValueError: an unknown field, a missing one without default, or a value of another type; the message names the
@@ -35,8 +36,11 @@ def read(cls: type[T], mapping: Mapping[str, Any], path: str) -> T:
             raise ValueError(f"unknown field {path}.{name}; choose from: {', '.join(sorted(fields))}")
     values = {}
     for name, field in fields.items():
+        inherited = _default(field) if default is None else getattr(default, name)
         if name in mapping:
-            values[name] = _value(hints[name], mapping[name], f"{path}.{name}")
+            values[name] = _value(hints[name], mapping[name], f"{path}.{name}", inherited)
+        elif default is not None:
+            values[name] = inherited
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"missing field {path}.{name} ({_describe(hints[name])})")
     return cls(**values)
@@ -63,9 +67,14 @@ def choose(options: Mapping[str, T], name: str, field: str) -> T:
     return options[name]
 
 
-def _value(hint: Any, value: Any, path: str) -> Any:
+def _default(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _value(hint: Any, value: Any, path: str, default: Any = None) -> Any:
     if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else read(hint, value, path)
+        section = default if isinstance(default, hint) else None
+        return value if isinstance(value, hint) else read(hint, value, path, section)
     origin = typing.get_origin(hint)
     if origin is Literal:
         choices = typing.get_args(hint)

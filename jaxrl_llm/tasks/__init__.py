@@ -4,11 +4,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks import arithmetic
+from jaxrl_llm.tasks import arithmetic, mathematics, preferences, puzzles
 from jaxrl_llm.tasks.base import Example, Task
 
 # name -> function of the task's own fields.
-TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {"arithmetic": arithmetic.create}
+TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {
+    "arithmetic": arithmetic.create,
+    "mathematics": mathematics.create,
+    "preferences": preferences.create,
+    "puzzles": puzzles.create,
+}
 
 __all__ = ["TASKS", "Example", "Task", "create", "default_config"]
 
@@ -29,4 +34,10 @@ def create(config: Mapping[str, Any]) -> Task:
 
 def default_config() -> dict[str, Any]:
     """Every task's fields with their defaults."""
-    return {"name": "arithmetic", "arithmetic": schema.defaults(arithmetic.Arithmetic())}
+    return {
+        "name": "arithmetic",
+        "arithmetic": schema.defaults(arithmetic.Arithmetic()),
+        "mathematics": schema.defaults(mathematics.Mathematics()),
+        "preferences": schema.defaults(preferences.Preferences()),
+        "puzzles": schema.defaults(puzzles.Puzzles()),
+    }

@@ -18,7 +18,7 @@ from typing import Any, overload
 import numpy as np
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks.base import Example
+from jaxrl_llm.tasks.base import Example, Task
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
 ALPHABET = "0123456789+-*=>,"
@@ -154,15 +154,16 @@ def _distinct_held_out(config: Arithmetic, size: int) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class ArithmeticTask:
+class ArithmeticTask(Task):
     """See the module docstring."""
 
     train: Examples
     evaluation: Mapping[str, Examples]
     tokenizer: CharTokenizer
+    truncated: str = "keep"
     name: str = "arithmetic"
 
-    def score(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
+    def grade(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
         """1 where the completion's last number is the answer, digit by digit, else 0."""
         return [float(re.split("[>,]", c)[-1] == e.answer) for e, c in zip(examples, completions, strict=True)]
 

@@ -25,20 +25,38 @@ class Example:
 
 
 class Task(Protocol):
-    """A source of examples and a judge of completions.
+    """A source of examples and a judge of completions. A task inherits from it, and may leave `score` as it is here.
 
     Attributes:
       name: as in the configuration.
       train: training examples, indexable, deterministic.
       evaluation: name of a held-out set -> its examples.
       tokenizer: a tokenizer of the task's own, or None where the model's is used.
+      truncated: what becomes of responses cut at their limit: "keep", "zero" or "mask"; see `rewards.length.loss_rows`.
     """
 
     name: str
     train: Sequence[Example]
     evaluation: Mapping[str, Sequence[Example]]
     tokenizer: Any | None
+    truncated: str
 
-    def score(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
-        """A reward for each completion; None where the grader itself failed (not the answer)."""
+    def grade(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
+        """How right each completion is, in [0, 1], for evaluation; None where the grader itself failed."""
         ...
+
+    def score(
+        self,
+        examples: Sequence[Example],
+        completions: Sequence[str],
+        lengths: Sequence[int] | None = None,
+        truncated: Sequence[bool] | None = None,
+    ) -> list[float | None]:
+        """The reward to train on, which is `grade` unless the task says more; None where the grader itself failed.
+
+        Args:
+          examples, completions: B of each.
+          lengths: tokens of each response, its end token included, for rewards that depend on them.
+          truncated: which responses were cut at their limit, likewise.
+        """
+        return self.grade(examples, completions)

@@ -9,6 +9,9 @@ import numpy as np
 
 from jaxrl_llm.rollout.sampler import Sampler
 from jaxrl_llm.tasks import Example, Task
+from jaxrl_llm.tasks.prompts import encode
+from jaxrl_llm.tasks.rewards.length import loss_rows
+from jaxrl_llm.training.data import example_indices
 from jaxrl_llm.types import FinishReason, Rollout
 
 
@@ -48,22 +51,46 @@ class Collected:
 
 
 def tokenize(examples: Sequence[Example], tokenizer: Any, limit: int) -> Prompts:
-    """Token ids of every prompt; those longer than `limit` tokens are left out and counted, never cut.
-
-    A prompt of chat messages goes through the tokenizer's chat template, which places the begin token itself.
-    """
+    """Token ids of every prompt (see `prompts.encode`); those longer than `limit` tokens are left out and counted."""
     kept, tokens = [], []
     for example in examples:
-        if isinstance(example.prompt, str):
-            ids = tokenizer.encode(example.prompt)
-        else:
-            messages = [dict(message) for message in example.prompt]
-            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-            ids = tokenizer.encode(text, add_special_tokens=False)
+        ids = encode(tokenizer, example)
         if len(ids) <= limit:
             kept.append(example)
-            tokens.append(list(ids))
+            tokens.append(ids)
     return Prompts(kept, tokens, dropped=len(examples) - len(kept))
+
+
+def next_prompts(
+    train: Sequence[Example], tokenizer: Any, limit: int, seed: int, position: int, count: int
+) -> tuple[Prompts, int]:
+    """The next `count` training prompts of at most `limit` tokens from the shuffled stream.
+
+    Args:
+      train: all training examples.
+      tokenizer: see `prompts.encode`.
+      limit: tokens of the longest prompt; longer ones are passed over and counted.
+      seed, position: of the stream; see `data.example_indices`.
+      count: prompts wanted.
+
+    Returns:
+      The prompts, and the position after the last example that was looked at.
+
+    Raises:
+      ValueError: not one prompt of a whole epoch fits.
+    """
+    examples: list[Example] = []
+    tokens: list[list[int]] = []
+    start = position
+    while len(tokens) < count:
+        indices = example_indices(seed, position, count - len(tokens), len(train))
+        fitting = tokenize([train[i] for i in indices], tokenizer, limit)
+        examples += fitting.examples
+        tokens += fitting.tokens
+        position += len(indices)
+        if not tokens and position - start >= len(train):
+            raise ValueError(f"config.rollout.max_prompt_length is {limit}; not one training prompt is that short")
+    return Prompts(examples, tokens, dropped=position - start - count), position
 
 
 def collect(
@@ -76,12 +103,18 @@ def collect(
     key: jax.Array,
     group_size: int,
     policy_step: int = 0,
+    evaluation: bool = False,
 ) -> Collected:
-    """Samples `group_size` completions of every prompt and scores them."""
+    """Samples `group_size` completions of every prompt and scores them: by `task.grade` for an evaluation."""
     rollout = sampler(params, prompts, key, group_size=group_size, policy_step=policy_step)
     repeated = [example for example in examples for _ in range(group_size)]
     completions = decode(rollout, tokenizer)
-    scores = task.score(repeated, completions)
+    if evaluation:
+        scores = task.grade(repeated, completions)
+    else:
+        mask, reasons = jax.device_get((rollout.response_mask, rollout.finish_reason))
+        lengths, truncated = mask.sum(axis=1).tolist(), (reasons == FinishReason.LENGTH).tolist()
+        scores = task.score(repeated, completions, lengths, truncated)
     rewards = np.array([np.nan if score is None else score for score in scores], np.float64)
     return Collected(rollout, repeated, completions, rewards)
 
@@ -91,6 +124,11 @@ def decode(rollout: Rollout, tokenizer: Any) -> list[str]:
     tokens, mask, reasons = jax.device_get((rollout.response_tokens, rollout.response_mask, rollout.finish_reason))
     lengths = mask.sum(axis=1) - (reasons == FinishReason.STOP)
     return [tokenizer.decode(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=True)]
+
+
+def loss_mask(task: Task, rollout: Rollout) -> jax.Array:
+    """bool [B, T], the sampled tokens that carry loss; a task may leave truncated responses out."""
+    return rollout.response_mask & loss_rows(task.truncated, rollout.finish_reason == FinishReason.LENGTH)[:, None]
 
 
 def rollout_metrics(collected: Collected) -> dict[str, float]:

@@ -46,8 +46,10 @@ class Evaluation:
 def evaluate(
     sampler: Sampler, params: Any, task: Task, tokenizer: Any, prompts: Prompts, key: jax.Array, samples: int
 ) -> Evaluation:
-    """Samples every prompt `samples` times and scores the answers; a failed grader counts as not correct."""
-    collected = collect(sampler, params, task, tokenizer, prompts.examples, prompts.tokens, key, samples)
+    """Samples every prompt `samples` times and grades the answers; a failed grader counts as not correct."""
+    collected = collect(
+        sampler, params, task, tokenizer, prompts.examples, prompts.tokens, key, samples, evaluation=True
+    )
     scores = np.nan_to_num(collected.rewards).reshape(len(prompts), samples)
     per_prompt = scores.mean(axis=1)
     if samples == 1:

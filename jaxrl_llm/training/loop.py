@@ -25,7 +25,7 @@ from jaxrl_llm.training import policy as policies
 from jaxrl_llm.training import progress, samples, sharding
 from jaxrl_llm.training.autopsy import AutopsyStep
 from jaxrl_llm.training.checkpoint import Checkpoints, config_difference
-from jaxrl_llm.training.collect import Collected, Prompts, collect, rollout_metrics, tokenize
+from jaxrl_llm.training.collect import Collected, collect, loss_mask, next_prompts, rollout_metrics, tokenize
 from jaxrl_llm.training.config import RunConfig
 from jaxrl_llm.training.data import example_indices
 from jaxrl_llm.training.evaluate import Evaluation, evaluate
@@ -139,11 +139,14 @@ def train(
                 accuracy = record["before"]["accuracy"]
                 for rollout in range(first + 1, run.training.rollouts + 1):
                     clock = time.monotonic()
-                    indices = example_indices(run.seed, record["position"], run.rollout.prompts, len(task.train))
-                    prompts = tokenize(
-                        [task.train[i] for i in indices], policy.tokenizer, run.rollout.max_prompt_length
+                    prompts, record["position"] = next_prompts(
+                        task.train,
+                        policy.tokenizer,
+                        run.rollout.max_prompt_length,
+                        run.seed,
+                        record["position"],
+                        run.rollout.prompts,
                     )
-                    _check_complete(prompts, run)
                     collected = collect(
                         sampler,
                         state.params,
@@ -156,7 +159,7 @@ def train(
                         rollout - 1,
                     )
                     sampled = time.monotonic()
-                    batch = _batch(run, collected, mesh)
+                    batch = _batch(run, task, collected, mesh)
                     if "old_logprobs" in loss.needs:
                         batch = batch.replace(old_logprobs=score_old(state.params, batch))
 
@@ -165,12 +168,12 @@ def train(
                     for minibatch in _minibatches(batch, order, run.training, mesh):
                         state, update = step(state, minibatch)
                         updates.append(update)
-                    record["position"] += run.rollout.prompts
                     done = time.monotonic()
 
                     tokens = int(np.sum(collected.rollout.response_mask))
                     row = rollout_metrics(collected) | reduce_updates(updates)
                     row |= _mismatch(updates[0])
+                    row["data/prompts_too_long"] = prompts.dropped
                     row["optimizer/steps"] = rollout * len(updates)
                     row["optimizer/skipped_total"] = int(state.skipped)
                     row["time/rollout_s"], row["time/update_s"] = sampled - clock, done - sampled
@@ -316,7 +319,7 @@ def _demonstrations(run: RunConfig, examples: list[tasks.Example], policy: Polic
     return batches.from_pairs(prompts.tokens, responses, width, run.rollout.max_response_length, policy.pad_id)
 
 
-def _batch(run: RunConfig, collected: Collected, mesh) -> Batch:
+def _batch(run: RunConfig, task: tasks.Task, collected: Collected, mesh) -> Batch:
     """The rollout with its advantages, on the mesh."""
     rollout = collected.rollout
     objective = objectives.OBJECTIVES[run.objective["name"]]
@@ -329,7 +332,7 @@ def _batch(run: RunConfig, collected: Collected, mesh) -> Batch:
     else:
         normalize = objective.normalize_std and run.advantage.normalize_std
         advantages = objectives.group_advantages(rewards, groups, count, normalize_std=normalize)
-    return _spread(batches.from_rollout(rollout, advantages), mesh)
+    return _spread(batches.from_rollout(rollout, advantages, loss_mask(task, rollout)), mesh)
 
 
 def _spread(batch: Batch, mesh) -> Batch:
@@ -351,14 +354,6 @@ def _mismatch(update: dict[str, objectives.Metric]) -> dict[str, float]:
     names = {"ratio/abs_log": "mean_abs_log_ratio", "ratio/max_abs_log": "max_abs_log_ratio", "ratio/k3": "k3"}
     values = reduce_updates([{name: update[name] for name in names}])
     return {f"mismatch/{short}": values[name] for name, short in names.items() if name in values}
-
-
-def _check_complete(prompts: Prompts, run: RunConfig) -> None:
-    if prompts.dropped:
-        raise ValueError(
-            f"{prompts.dropped} training prompts are longer than config.rollout.max_prompt_length ="
-            f" {run.rollout.max_prompt_length} tokens; raise it"
-        )
 
 
 def _numbers(evaluation: Evaluation) -> dict[str, float]:

@@ -43,6 +43,8 @@ def create(run: RunConfig, task: Task, mesh: Mesh) -> Policy:
       ValueError: an architecture field that does not fit; names it.
     """
     tokenizer = task.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"task {task.name!r} takes its tokenizer from the policy's checkpoint, and there is none")
     fields = {"vocab_size": tokenizer.vocab_size, **run.model.architecture}
     fields |= {name: getattr(run.model, name) for name in ("dtype", "param_dtype", "remat")}
     config = schema.read(ModelConfig, fields, "config.model.architecture")

@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def rewards_that_differ(monkeypatch):
     """An untrained policy earns nothing, and then nothing is learned either: reward the parity of the length instead."""
 
-    def score(self, examples, completions):
+    def score(self, examples, completions, lengths, truncated):
         return [float(len(c) % 2) for c in completions]
 
     monkeypatch.setattr(arithmetic.ArithmeticTask, "score", score)
