@@ -125,11 +125,13 @@ class TokenStats:
       logprobs: float32 [..., ] log pi of the sampled token (full softmax over V).
       entropy: float32 [...], nats, or None.
       topk_logprobs: float32 [..., K], log pi (full softmax) at the behaviour policy's top-K ids, or None.
+      logsumexp: float32 [...], of the tempered logits, or None.
     """
 
     logprobs: chex.Array
     entropy: chex.Array | None = None
     topk_logprobs: chex.Array | None = None
+    logsumexp: chex.Array | None = None
 
 
 @flax.struct.dataclass

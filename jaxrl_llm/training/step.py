@@ -14,7 +14,7 @@ from flax import nnx
 
 from jaxrl_llm import objectives
 from jaxrl_llm.ops.fp8 import Fp8Sites
-from jaxrl_llm.ops.token_stats import token_stats
+from jaxrl_llm.ops.token_stats import Layout, token_stats
 from jaxrl_llm.rollout.emulate import quantize_weights
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.types import Batch, TokenStats, TrainState
@@ -32,6 +32,7 @@ class Forward:
       temperature: logits are divided by it, as the sampler's were.
       fp8: sites emulated in the trainer's forward (`end_to_end`), or None.
       entropy, topk: which statistics beyond the log-probs to compute.
+      layout: how tokens and vocabulary lie on the mesh, or None on one device.
     """
 
     graphdef: nnx.GraphDef
@@ -40,6 +41,7 @@ class Forward:
     fp8: Fp8Sites | None = None
     entropy: bool = False
     topk: bool = False
+    layout: Layout | None = None
 
     def __call__(self, params: Any, batch: Batch) -> TokenStats:
         """Statistics [B, T] (and [B, T, K]) of the current policy at the batch's response tokens, differentiable."""
@@ -61,6 +63,7 @@ class Forward:
             ids=ids,
             mask=batch.response_mask.reshape(-1),
             fp8="off" if self.fp8 is None else self.fp8.logits,
+            layout=self.layout,
         )
         return jax.tree.map(lambda x: x.reshape(rows, width, *x.shape[1:]), stats)
 
