@@ -29,7 +29,7 @@ def exact_divergence(
     temperature: float = 1.0,
     mask: chex.Array | None = None,
     chunk_size: int = 1024,
-    vocab_chunk: int = 16_384,
+    vocab_chunk: int = 8192,
     layout: Layout | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """D(mu, pi) of every token's whole distribution, and its rate along the policy-gradient step on that token.
@@ -55,8 +55,8 @@ def exact_divergence(
     chex.assert_equal(*sizes)
     if mask is not None:
         tokens = jnp.where(mask, tokens, 0)
-    plan, rows, vocab = place(Plan(temperature, rows=chunk_size, columns=vocab_chunk), layout, len(tokens), sizes[0])
-    sources = tuple(((P(rows, vocab), P()) if w is None else (P(rows), P(None, vocab))) for _, w in (mu, pi))
+    plan, rows, table = place(Plan(temperature, rows=chunk_size, columns=vocab_chunk), layout, len(tokens), sizes[0])
+    sources = tuple(((P(rows, plan.vocab_axis), P()) if w is None else (P(rows), table)) for _, w in (mu, pi))
     result = on_mesh(
         layout, functools.partial(_divergence, plan, kind), in_specs=(*sources, P(rows)), out_specs=P(rows)
     )(mu, pi, tokens)

@@ -55,15 +55,16 @@ def token_stats(
     ids: chex.Array | None = None,
     mask: chex.Array | None = None,
     fp8: Format = "off",
+    tied: bool = False,
     chunk_size: int = 1024,
-    vocab_chunk: int = 16_384,
+    vocab_chunk: int = 8192,
     layout: Layout | None = None,
 ) -> TokenStats:
     """Log-probs of the sampled tokens under softmax(hidden @ unembedding / temperature), and more on request.
 
     Args:
       hidden: [N, D], float of any width.
-      unembedding: [D, V].
+      unembedding: [D, V], or [V, D] with `tied`.
       tokens: int32 [N], the sampled tokens.
       temperature: above 0.
       entropy: also the entropy in nats.
@@ -72,6 +73,7 @@ def token_stats(
       mask: bool [N]; rows that are False are replaced by zeros before any arithmetic (their statistics mean nothing
         and no gradient passes, whatever their hidden state holds).
       fp8: format that the logits are rounded to, one scale per token, as an emulating sampler rounds its own.
+      tied: the unembedding is an embedding as it lies; turning it around first would cost a copy each way.
       chunk_size, vocab_chunk: tokens and vocabulary entries per tile, at most.
       layout: how the arrays lie on a mesh, or None for GSPMD's choice (or one device).
 
@@ -84,7 +86,7 @@ def token_stats(
     """
     chex.assert_rank([hidden, unembedding, tokens], [2, 2, 1])
     chex.assert_equal_shape_prefix([hidden, tokens], 1)
-    chex.assert_equal(hidden.shape[1], unembedding.shape[0])
+    chex.assert_equal(hidden.shape[1], unembedding.shape[int(tied)])
     check(temperature, chunk_size, vocab_chunk)
     if mask is not None:
         chex.assert_equal_shape([mask, tokens])
@@ -92,7 +94,7 @@ def token_stats(
         tokens = jnp.where(mask, tokens, 0)
         ids = None if ids is None else jnp.where(mask[:, None], ids, 0)
     picked = tokens[:, None] if ids is None else jnp.concatenate([tokens[:, None], ids], axis=1)
-    plan = Plan(temperature, entropy, fp8, chunk_size, vocab_chunk)
+    plan = Plan(temperature, entropy, fp8, chunk_size, vocab_chunk, tied)
     stats = _statistics(plan, layout, hidden, unembedding, picked)
     return TokenStats(
         logprobs=stats.picked[:, 0],
@@ -116,11 +118,11 @@ def check(temperature: float, *chunks: int) -> None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _statistics(plan: Plan, layout: Layout | None, hidden, unembedding, ids) -> Softmax:
-    plan, rows, vocab = place(plan, layout, hidden.shape[0], unembedding.shape[1])
+    plan, rows, table = place(plan, layout, hidden.shape[0], unembedding.shape[1 - plan.tied])
     return on_mesh(
         layout,
         functools.partial(vocab_tiles.softmax_statistics, plan),
-        in_specs=(P(rows), P(None, vocab), P(rows)),
+        in_specs=(P(rows), table, P(rows)),
         out_specs=P(rows),
     )(hidden, unembedding, ids)
 
@@ -132,7 +134,7 @@ def _statistics_forward(plan, layout, hidden, unembedding, ids):
 
 def _statistics_backward(plan, layout, residuals, cotangents):
     hidden, unembedding, ids, stats = residuals
-    plan, rows, vocab = place(plan, layout, hidden.shape[0], unembedding.shape[1])
+    plan, rows, table = place(plan, layout, hidden.shape[0], unembedding.shape[1 - plan.tied])
 
     def gradients(hidden, unembedding, ids, stats, cotangents):
         d_hidden, d_unembedding = vocab_tiles.softmax_gradients(plan, hidden, unembedding, ids, stats, cotangents)
@@ -141,8 +143,8 @@ def _statistics_backward(plan, layout, residuals, cotangents):
     d_hidden, d_unembedding = on_mesh(
         layout,
         gradients,
-        in_specs=(P(rows), P(None, vocab), P(rows), P(rows), P(rows)),
-        out_specs=(P(rows), P(None, vocab)),
+        in_specs=(P(rows), table, P(rows), P(rows), P(rows)),
+        out_specs=(P(rows), table),
     )(hidden, unembedding, ids, stats, cotangents)
     # Integers have no gradient.
     return d_hidden.astype(hidden.dtype), d_unembedding.astype(unembedding.dtype), None
@@ -152,9 +154,9 @@ _statistics.defvjp(_statistics_forward, _statistics_backward)
 
 
 def place(plan: Plan, layout: Layout | None, count: int, vocab_size: int):
-    """The plan with its mapped axis, the row axes and the vocabulary axis that fit these sizes."""
+    """The plan with its mapped axis, the row axes that fit these sizes, and the unembedding's partition."""
     rows, vocab = ((), None) if layout is None else layout.fit(count, vocab_size)
-    return dataclasses.replace(plan, vocab_axis=vocab), rows, vocab
+    return dataclasses.replace(plan, vocab_axis=vocab), rows, P(vocab, None) if plan.tied else P(None, vocab)
 
 
 def on_mesh(layout: Layout | None, function, *, in_specs, out_specs):

@@ -53,16 +53,18 @@ class Forward:
         # The token at column j is predicted from column j - 1.
         first = batch.tokens.shape[1] - width
         hidden = hidden[:, first - 1 : -1].reshape(rows * width, -1)
+        tied = model.head is None
         ids = batch.topk.ids.reshape(rows * width, -1) if self.topk else None
         stats = token_stats(
             hidden,
-            model.unembedding(),
+            model.embedding[...].astype(hidden.dtype) if tied else model.unembedding(),
             batch.response_tokens.reshape(-1),
             temperature=self.temperature,
             entropy=self.entropy,
             ids=ids,
             mask=batch.response_mask.reshape(-1),
             fp8="off" if self.fp8 is None else self.fp8.logits,
+            tied=tied,
             layout=self.layout,
         )
         return jax.tree.map(lambda x: x.reshape(rows, width, *x.shape[1:]), stats)
