@@ -126,6 +126,7 @@ class TokenStats:
       logprobs: float32 [..., ] log pi of the sampled token (full softmax over V).
       entropy: float32 [...], nats, or None.
       topk_logprobs: float32 [..., K], log pi (full softmax) at the behaviour policy's top-K ids, or None.
+      logsumexp: float32 [...], of the tempered logits, or None.
       router_load: float32 [MoE layers, E], each expert's share of a layer's assignments over all tokens of the batch,
         or None without routers.
     """
@@ -133,6 +134,7 @@ class TokenStats:
     logprobs: chex.Array
     entropy: chex.Array | None = None
     topk_logprobs: chex.Array | None = None
+    logsumexp: chex.Array | None = None
     router_load: chex.Array | None = None
 
 

@@ -41,13 +41,16 @@ class Fp8Sites:
         return any(getattr(self, site) != "off" for site in ("logits", "weights", "activations", "kv_cache"))
 
 
-def fake_quant(x: chex.Array, fmt: Format, axis: int | tuple[int, ...] = -1) -> jax.Array:
+def fake_quant(
+    x: chex.Array, fmt: Format, axis: int | tuple[int, ...] = -1, amax: chex.Array | None = None
+) -> jax.Array:
     """Rounds `x` to what FP8 with one scale per slice along `axis` can hold.
 
     Args:
       x: float array of any shape.
       fmt: number format; "off" returns `x` itself.
       axis: axes that share a scale (the scale maps their largest magnitude to the format's maximum).
+      amax: that magnitude, of `x`'s shape without `axis`, where `x` is a part of what shares the scale.
 
     Returns:
       Same shape and dtype. The gradient is that of the identity.
@@ -57,7 +60,7 @@ def fake_quant(x: chex.Array, fmt: Format, axis: int | tuple[int, ...] = -1) -> 
     dtype = DTYPES[fmt]
     top = float(jnp.finfo(dtype).max)
     wide = x.astype(jnp.float32)
-    amax = jnp.max(jnp.abs(wide), axis=axis, keepdims=True)
+    amax = jnp.max(jnp.abs(wide), axis=axis, keepdims=True) if amax is None else jnp.expand_dims(amax, axis)
     scale = jnp.where(amax > 0, amax / top, 1.0)
     # Rounding in amax / top may push the largest value just over the maximum, which the cast would turn into NaN.
     rounded = jnp.clip(wide / scale, -top, top).astype(dtype).astype(jnp.float32) * scale

@@ -1,18 +1,47 @@
 """Statistics of next-token distributions over a large vocabulary, without ever holding [N, V].
 
-Use it between a model's hidden states and an objective. Tokens are processed in chunks; the backward pass recomputes a
-chunk's logits instead of keeping them, so the peak is one [chunk, V] block in either direction. Only what is asked for
-enters the program.
+Use it between a model's hidden states and an objective. The logits exist one tile of tokens x vocabulary at a time; the
+backward pass recomputes a tile instead of keeping it (`vocab_tiles`). Only what is asked for enters the program. On a
+mesh, tokens and vocabulary stay divided: no logits travel, only sums of one number per token.
+
+Written here rather than taken from a library because no JAX library computes log-probs, entropy and log-probs at given
+ids of one pass over the logits, with gradients of all of them, over a divided vocabulary.
 """
 
+import dataclasses
 import functools
+import math
 
 import chex
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
-from jaxrl_llm.ops.fp8 import Format, fake_quant
+from jaxrl_llm.ops import vocab_tiles
+from jaxrl_llm.ops.fp8 import Format
+from jaxrl_llm.ops.vocab_tiles import Plan, Softmax
 from jaxrl_llm.types import TokenStats
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the arrays lie on a mesh. Hashable.
+
+    Attributes:
+      mesh: the mesh.
+      rows: mesh axes that divide the tokens.
+      vocab: mesh axis that divides the vocabulary.
+    """
+
+    mesh: Mesh
+    rows: tuple[str, ...] = ("data", "fsdp")
+    vocab: str = "tensor"
+
+    def fit(self, count: int, vocab_size: int) -> tuple[tuple[str, ...], str | None]:
+        """The row axes and the vocabulary axis that divide these sizes; () and None where they do not."""
+        rows = self.rows if count % math.prod(self.mesh.shape[axis] for axis in self.rows) == 0 else ()
+        return rows, self.vocab if vocab_size % self.mesh.shape[self.vocab] == 0 else None
 
 
 def token_stats(
@@ -22,84 +51,116 @@ def token_stats(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
+    logsumexp: bool = False,
     ids: chex.Array | None = None,
     mask: chex.Array | None = None,
     fp8: Format = "off",
+    tied: bool = False,
     chunk_size: int = 1024,
+    vocab_chunk: int = 8192,
+    layout: Layout | None = None,
 ) -> TokenStats:
     """Log-probs of the sampled tokens under softmax(hidden @ unembedding / temperature), and more on request.
 
     Args:
       hidden: [N, D], float of any width.
-      unembedding: [D, V].
+      unembedding: [D, V], or [V, D] with `tied`.
       tokens: int32 [N], the sampled tokens.
       temperature: above 0.
       entropy: also the entropy in nats.
+      logsumexp: also the log-sum-exp of the tempered logits.
       ids: int32 [N, K], vocabulary ids whose log-probs are wanted too.
       mask: bool [N]; rows that are False are replaced by zeros before any arithmetic (their statistics mean nothing
         and no gradient passes, whatever their hidden state holds).
       fp8: format that the logits are rounded to, one scale per token, as an emulating sampler rounds its own.
-      chunk_size: tokens per block.
+      tied: the unembedding is an embedding as it lies; turning it around first would cost a copy each way.
+      chunk_size, vocab_chunk: tokens and vocabulary entries per tile, at most.
+      layout: how the arrays lie on a mesh, or None for GSPMD's choice (or one device).
 
     Returns:
       `TokenStats` with float32 [N] (and [N, K]) fields, float64 where the inputs are. Differentiable in `hidden` and
-      `unembedding`.
+      `unembedding`, once.
 
     Raises:
-      ValueError: temperature not above 0.
+      ValueError: temperature or a chunk not above 0.
     """
     chex.assert_rank([hidden, unembedding, tokens], [2, 2, 1])
     chex.assert_equal_shape_prefix([hidden, tokens], 1)
-    if temperature <= 0:
-        raise ValueError(f"temperature is {temperature}; a distribution needs it above 0")
-    count = hidden.shape[0]
+    chex.assert_equal(hidden.shape[1], unembedding.shape[int(tied)])
+    check(temperature, chunk_size, vocab_chunk)
     if mask is not None:
         chex.assert_equal_shape([mask, tokens])
         hidden = jnp.where(mask[:, None], hidden, 0)
         tokens = jnp.where(mask, tokens, 0)
         ids = None if ids is None else jnp.where(mask[:, None], ids, 0)
-    one = functools.partial(_chunk_stats, temperature=temperature, entropy=entropy, fp8=fp8)
-    if count <= chunk_size:
-        return one(hidden, unembedding, tokens, ids)
-
-    chunks = -(-count // chunk_size)
-
-    def blocks(x):
-        padded = jnp.pad(x, [(0, chunks * chunk_size - count)] + [(0, 0)] * (x.ndim - 1))
-        return padded.reshape(chunks, chunk_size, *x.shape[1:])
-
-    # Recomputing is one more matrix product per chunk; keeping would be one [N, V] array.
-    body = jax.checkpoint(lambda part: one(part[0], unembedding, part[1], part[2]), prevent_cse=False)
-    stats = jax.lax.map(body, (blocks(hidden), blocks(tokens), None if ids is None else blocks(ids)))
-    return jax.tree.map(lambda x: x.reshape(chunks * chunk_size, *x.shape[2:])[:count], stats)
-
-
-def logits_stats(logits: chex.Array, tokens: chex.Array, *, entropy: bool = False, ids=None) -> TokenStats:
-    """The same statistics from (tempered) logits [N, V] that exist already.
-
-    Args:
-      logits: float32 or wider [N, V].
-      tokens: int32 [N].
-      entropy: also the entropy in nats.
-      ids: int32 [N, K] or None.
-    """
-    chex.assert_rank([logits, tokens], [2, 1])
-    logsumexp = jax.nn.logsumexp(logits, axis=-1)
-    sampled = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    picked = tokens[:, None] if ids is None else jnp.concatenate([tokens[:, None], ids], axis=1)
+    plan = Plan(temperature, entropy, fp8, chunk_size, vocab_chunk, tied)
+    stats = _statistics(plan, layout, hidden, unembedding, picked)
     return TokenStats(
-        logprobs=sampled - logsumexp,
-        entropy=_entropy(logits, logsumexp) if entropy else None,
-        topk_logprobs=None if ids is None else jnp.take_along_axis(logits, ids, axis=-1) - logsumexp[:, None],
+        logprobs=stats.picked[:, 0],
+        entropy=stats.entropy,
+        topk_logprobs=None if ids is None else stats.picked[:, 1:],
+        logsumexp=stats.shift + stats.log_sum if logsumexp else None,
     )
 
 
-def _chunk_stats(hidden, unembedding, tokens, ids, *, temperature: float, entropy: bool, fp8: Format) -> TokenStats:
-    dtype = jnp.promote_types(hidden.dtype, jnp.float32)
-    logits = fake_quant(jnp.matmul(hidden, unembedding, preferred_element_type=dtype), fp8)
-    return logits_stats(logits / temperature, tokens, entropy=entropy, ids=ids)
+def check(temperature: float, *chunks: int) -> None:
+    """Refuses what no tile can be made of.
+
+    Raises:
+      ValueError: temperature or a chunk not above 0.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}; a distribution needs it above 0")
+    if min(chunks) <= 0:
+        raise ValueError(f"chunks are {chunks}; a tile needs each above 0")
 
 
-def _entropy(logits, logsumexp):
-    logprobs = logits - logsumexp[:, None]
-    # A probability of exactly 0 contributes 0, not 0 * -inf.
-    return -jnp.sum(jnp.where(jnp.isneginf(logprobs), 0.0, jnp.exp(logprobs) * logprobs), axis=-1)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _statistics(plan: Plan, layout: Layout | None, hidden, unembedding, ids) -> Softmax:
+    plan, rows, table = place(plan, layout, hidden.shape[0], unembedding.shape[1 - plan.tied])
+    return on_mesh(
+        layout,
+        functools.partial(vocab_tiles.softmax_statistics, plan),
+        in_specs=(P(rows), table, P(rows)),
+        out_specs=P(rows),
+    )(hidden, unembedding, ids)
+
+
+def _statistics_forward(plan, layout, hidden, unembedding, ids):
+    stats = _statistics(plan, layout, hidden, unembedding, ids)
+    return stats, (hidden, unembedding, ids, stats)
+
+
+def _statistics_backward(plan, layout, residuals, cotangents):
+    hidden, unembedding, ids, stats = residuals
+    plan, rows, table = place(plan, layout, hidden.shape[0], unembedding.shape[1 - plan.tied])
+
+    def gradients(hidden, unembedding, ids, stats, cotangents):
+        d_hidden, d_unembedding = vocab_tiles.softmax_gradients(plan, hidden, unembedding, ids, stats, cotangents)
+        return d_hidden, jax.lax.psum(d_unembedding, rows) if rows else d_unembedding
+
+    d_hidden, d_unembedding = on_mesh(
+        layout,
+        gradients,
+        in_specs=(P(rows), table, P(rows), P(rows), P(rows)),
+        out_specs=(P(rows), table),
+    )(hidden, unembedding, ids, stats, cotangents)
+    # Integers have no gradient.
+    return d_hidden.astype(hidden.dtype), d_unembedding.astype(unembedding.dtype), None
+
+
+_statistics.defvjp(_statistics_forward, _statistics_backward)
+
+
+def place(plan: Plan, layout: Layout | None, count: int, vocab_size: int):
+    """The plan with its mapped axis, the row axes that fit these sizes, and the unembedding's partition."""
+    rows, vocab = ((), None) if layout is None else layout.fit(count, vocab_size)
+    return dataclasses.replace(plan, vocab_axis=vocab), rows, P(vocab, None) if plan.tied else P(None, vocab)
+
+
+def on_mesh(layout: Layout | None, function, *, in_specs, out_specs):
+    """`function` on each device's part of the arrays, or on the whole where there is no layout."""
+    if layout is None:
+        return function
+    return jax.shard_map(function, mesh=layout.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

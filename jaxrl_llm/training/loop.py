@@ -95,6 +95,7 @@ def train(
         fp8=run.rollout.fp8.sites if run.rollout.fp8.scope == "end_to_end" else None,
         entropy=True,
         topk="topk_logprobs" in loss.needs,
+        layout=sharding.token_layout(mesh),
     )
     score_old = jax.jit(functools.partial(score, forward, micro_batches=run.training.updates_per_rollout))
     sampler = Sampler(policy.graphdef, policy.config, _sampling(run, policy))
@@ -290,7 +291,8 @@ def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console:
     optimizer = optimizers.create(config, warm.steps)
     loss = objectives.build({"name": "reinforce"})
     state = _initial_state(policy.params, optimizer, mesh)
-    step = _compile_step(TrainStep(Forward(policy.graphdef, policy.config.vocab_size), loss, optimizer), state)
+    forward = Forward(policy.graphdef, policy.config.vocab_size, layout=sharding.token_layout(mesh))
+    step = _compile_step(TrainStep(forward, loss, optimizer), state)
     with progress.bar(console, "warm start", warm.steps) as bar:
         for i in range(warm.steps):
             # Drawn from the end of the stream that RL reads from its beginning.

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import schema
+from jaxrl_llm.ops.token_stats import Layout
 from jaxrl_llm.training import config as configs
 from jaxrl_llm.training.paths import path_names
 
@@ -166,6 +167,11 @@ def parameter_table(axes: Any) -> dict[tuple[str, ...], Logical]:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows over data and fsdp."""
     return NamedSharding(mesh, BATCH)
+
+
+def token_layout(mesh: Mesh) -> Layout | None:
+    """How `token_stats` finds tokens and vocabulary on the mesh; None where nothing is divided."""
+    return None if mesh.size == 1 else Layout(mesh, BATCH[0], RULES["vocab"])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxrl_llm import objectives
 from jaxrl_llm.models.moe import router_load
 from jaxrl_llm.ops.fp8 import Fp8Sites
-from jaxrl_llm.ops.token_stats import token_stats
+from jaxrl_llm.ops.token_stats import Layout, token_stats
 from jaxrl_llm.rollout.emulate import quantize_weights
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.types import Batch, TokenStats, TrainState
@@ -33,6 +33,7 @@ class Forward:
       temperature: logits are divided by it, as the sampler's were.
       fp8: sites emulated in the trainer's forward (`end_to_end`), or None.
       entropy, topk: which statistics beyond the log-probs to compute.
+      layout: how tokens and vocabulary lie on the mesh, or None on one device.
     """
 
     graphdef: nnx.GraphDef
@@ -41,6 +42,7 @@ class Forward:
     fp8: Fp8Sites | None = None
     entropy: bool = False
     topk: bool = False
+    layout: Layout | None = None
 
     def __call__(self, params: Any, batch: Batch) -> TokenStats:
         """Statistics [B, T] (and [B, T, K]) of the current policy at the batch's response tokens, differentiable.
@@ -57,16 +59,19 @@ class Forward:
         # The token at column j is predicted from column j - 1.
         first = batch.tokens.shape[1] - width
         hidden = hidden[:, first - 1 : -1].reshape(rows * width, -1)
+        tied = model.head is None
         ids = batch.topk.ids.reshape(rows * width, -1) if self.topk else None
         stats = token_stats(
             hidden,
-            model.unembedding(),
+            model.embedding[...].astype(hidden.dtype) if tied else model.unembedding(),
             batch.response_tokens.reshape(-1),
             temperature=self.temperature,
             entropy=self.entropy,
             ids=ids,
             mask=batch.response_mask.reshape(-1),
             fp8="off" if self.fp8 is None else self.fp8.logits,
+            tied=tied,
+            layout=self.layout,
         )
         stats = jax.tree.map(lambda x: x.reshape(rows, width, *x.shape[1:]), stats)
         if experts is None:
