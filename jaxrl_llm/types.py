@@ -147,9 +147,14 @@ class TrainState:
       params: the policy's parameters (an `nnx.State` of `nnx.Param`).
       opt_state: optax state, float32 moments.
       skipped: int32 [], steps whose gradient was not finite and that changed nothing.
+      reference_params: the frozen policy that RL began with, or None where nothing is compared with it.
+      behavior_params: in a checkpoint, the parameters that coming rollouts sample with where those lag behind, oldest
+        first; empty while training.
     """
 
     step: chex.Array
     params: chex.ArrayTree
     opt_state: chex.ArrayTree
     skipped: chex.Array
+    reference_params: chex.ArrayTree | None = None
+    behavior_params: tuple[chex.ArrayTree, ...] = ()

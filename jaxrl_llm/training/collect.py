@@ -103,10 +103,15 @@ def collect(
     key: jax.Array,
     group_size: int,
     policy_step: int = 0,
+    *,
+    seeds: Sequence[int] | None = None,
     evaluation: bool = False,
 ) -> Collected:
-    """Samples `group_size` completions of every prompt and scores them: by `task.grade` for an evaluation."""
-    rollout = sampler(params, prompts, key, group_size=group_size, policy_step=policy_step)
+    """Samples `group_size` completions of every prompt and scores them: by `task.grade` for an evaluation.
+
+    `seeds` are the sampler's.
+    """
+    rollout = sampler(params, prompts, key, group_size=group_size, seeds=seeds, policy_step=policy_step)
     repeated = [example for example in examples for _ in range(group_size)]
     completions = decode(rollout, tokenizer)
     if evaluation:
@@ -131,16 +136,38 @@ def loss_mask(task: Task, rollout: Rollout) -> jax.Array:
     return rollout.response_mask & loss_rows(task.truncated, rollout.finish_reason == FinishReason.LENGTH)[:, None]
 
 
+def concatenate(parts: Sequence[Collected]) -> Collected:
+    """Several rollouts of one sampler as one, on the host; shorter prompts are padded to the longest's width."""
+    if len(parts) == 1:
+        return parts[0]
+    rollouts = jax.device_get([part.rollout for part in parts])
+    width = max(rollout.prompt_tokens.shape[1] for rollout in rollouts)
+    offsets = np.cumsum([0] + [int(rollout.group_ids[-1]) + 1 for rollout in rollouts])
+    padded = [_pad_prompts(r, width, offset) for r, offset in zip(rollouts, offsets.tolist(), strict=False)]
+    return Collected(
+        rollout=jax.tree.map(lambda *x: np.concatenate(x) if np.ndim(x[0]) else x[0], *padded),
+        examples=[example for part in parts for example in part.examples],
+        completions=[text for part in parts for text in part.completions],
+        rewards=np.concatenate([part.rewards for part in parts]),
+    )
+
+
+def flat_groups(rewards: np.ndarray, group_size: int) -> np.ndarray:
+    """bool [B / group_size], True where a group's valid rewards (float [B], NaN for none) are all equal: no gradient."""
+    groups = rewards.reshape(-1, group_size)
+    scored = ~np.isnan(groups)
+    low = np.min(groups, axis=1, initial=np.inf, where=scored)
+    high = np.max(groups, axis=1, initial=-np.inf, where=scored)
+    return high <= low
+
+
 def rollout_metrics(collected: Collected) -> dict[str, float]:
     """What a rollout tells before any update: reward, lengths, truncation, groups without a signal, graders that failed."""
     rollout, rewards = collected.rollout, collected.rewards
     mask, reasons, groups = jax.device_get((rollout.response_mask, rollout.finish_reason, rollout.group_ids))
     lengths = mask.sum(axis=1)
     scored = ~np.isnan(rewards)
-    # A group whose valid rewards are all equal gives no gradient.
-    flat = [
-        np.ptp(rewards[members]) == 0 if (members := (groups == g) & scored).any() else True for g in np.unique(groups)
-    ]
+    flat = flat_groups(rewards, len(rewards) // len(np.unique(groups)))
     return {
         "reward/mean": float(rewards[scored].mean()) if scored.any() else float("nan"),
         "reward/failed_grades": float((~scored).sum()),
@@ -149,3 +176,18 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
         "response/truncated": float((reasons == FinishReason.LENGTH).mean()),
         "advantage/zero_groups": float(np.mean(flat)),
     }
+
+
+def _pad_prompts(rollout: Rollout, width: int, first_group: int) -> Rollout:
+    """Left-pads what is laid out along the prompt, and counts groups from `first_group`."""
+
+    def pad(x):
+        missing = width - rollout.prompt_tokens.shape[1]
+        return np.pad(x, [(0, 0), (missing, 0)] + [(0, 0)] * (x.ndim - 2))
+
+    return rollout.replace(
+        prompt_tokens=pad(rollout.prompt_tokens),
+        prompt_mask=pad(rollout.prompt_mask),
+        routed_experts=None if rollout.routed_experts is None else pad(rollout.routed_experts),
+        group_ids=rollout.group_ids + np.int32(first_group),
+    )

@@ -72,7 +72,10 @@ class Rollout:
       routing_replay: the trainer sends every token through the experts that the sampler's routers chose
         (arXiv 2510.11370), so that no change of expert comes between the two.
       slots: sequences decoded at once (continuous batching); 0 for all of them.
-      staleness: rollouts by which the sampling parameters lag behind.
+      refill_rounds: dynamic sampling: groups of equal rewards are replaced by other prompts' groups, with at most so many
+        further rounds of `prompts` prompts; what is still missing then is left out of the loss. 0 keeps such groups.
+      staleness: rollouts by which the sampling parameters lag behind; from 1 on, sampling overlaps with the updates. The
+        lagging parameters are held in memory and in the checkpoints.
     """
 
     prompts: int = 32
@@ -86,6 +89,7 @@ class Rollout:
     capture_top_k: int = 0
     routing_replay: bool = False
     slots: int = 0
+    refill_rounds: int = 0
     staleness: int = 0
     fp8: Fp8 = dataclasses.field(default_factory=Fp8)
 
@@ -193,6 +197,23 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
+class EarlyStop:
+    """Ends a run that has collapsed, with a checkpoint and the reason, instead of spending its time.
+
+    Attributes:
+      rollouts: rollouts in a row beyond one of the bounds after which the run stops; 0 never stops it.
+      reward_below: bound on the mean reward.
+      entropy_below: bound on the mean entropy, nats per token.
+      truncated_above: bound on the share of truncated responses; 1 for none.
+    """
+
+    rollouts: int = 0
+    reward_below: float = -1e9
+    entropy_below: float = 0.0
+    truncated_above: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Mesh:
     """Sizes of the device mesh's axes; one of them may be -1 for the rest of the devices."""
 
@@ -223,6 +244,7 @@ class RunConfig:
     warm_start: WarmStart = dataclasses.field(default_factory=WarmStart)
     evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
     checkpoint: Checkpoint = dataclasses.field(default_factory=Checkpoint)
+    early_stop: EarlyStop = dataclasses.field(default_factory=EarlyStop)
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
 
     @classmethod
@@ -238,6 +260,12 @@ class RunConfig:
     def sequences(self) -> int:
         """Sequences per rollout (B)."""
         return self.rollout.prompts * self.rollout.group_size
+
+    @property
+    def estimator(self) -> str:
+        """The advantage estimator, the objective's own resolved."""
+        own = objectives.OBJECTIVES[self.objective["name"]].advantage
+        return own if self.advantage.name == "default" else self.advantage.name
 
     @property
     def optimizer_steps(self) -> int:
@@ -293,7 +321,16 @@ def check(run: RunConfig) -> None:
         r.capture_top_k,
         "positive: config.training.autopsy_delta compares top-K distributions",
     )
+    share = run.early_stop.truncated_above
+    require(0 <= share <= 1, "config.early_stop.truncated_above", share, "in [0, 1]")
     loss = objectives.build(run.objective)
+    require(
+        r.refill_rounds == 0 or (r.group_size > 1 and run.estimator in ("group", "rloo")),
+        "config.rollout.refill_rounds",
+        r.refill_rounds,
+        "0 unless rewards are compared within groups: config.rollout.group_size above 1, config.advantage.name"
+        " 'group' or 'rloo'",
+    )
     if "topk_logprobs" in loss.needs:
         require(
             r.capture_top_k > 0,
@@ -344,8 +381,9 @@ _POSITIVE = {
 }
 _NOT_NEGATIVE = {
     "training": ("autopsy_delta",),
-    "rollout": ("top_k", "capture_top_k", "slots", "staleness"),
+    "rollout": ("top_k", "capture_top_k", "slots", "refill_rounds", "staleness"),
     "optimizer": ("warmup_steps", "weight_decay", "max_grad_norm"),
     "warm_start": ("steps",),
     "evaluation": ("every", "prompts", "temperature"),
+    "early_stop": ("rollouts", "entropy_below"),
 }

@@ -22,15 +22,17 @@ from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training import config as configs
 from jaxrl_llm.training import optimizer as optimizers
 from jaxrl_llm.training import policy as policies
-from jaxrl_llm.training import progress, samples, sharding
+from jaxrl_llm.training import progress, rollouts, samples, sharding
 from jaxrl_llm.training.autopsy import AutopsyStep
 from jaxrl_llm.training.checkpoint import Checkpoints, config_difference
-from jaxrl_llm.training.collect import Collected, collect, loss_mask, next_prompts, rollout_metrics, tokenize
+from jaxrl_llm.training.collect import tokenize
 from jaxrl_llm.training.config import RunConfig
 from jaxrl_llm.training.data import example_indices
+from jaxrl_llm.training.early_stop import collapsed
 from jaxrl_llm.training.evaluate import Evaluation, evaluate
 from jaxrl_llm.training.metrics import MetricsWriter, reduce_updates
 from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.run_dir import RunDir, open_run_dir
 from jaxrl_llm.training.signals import StopSignals
 from jaxrl_llm.training.step import Forward, TrainStep, score
@@ -59,7 +61,7 @@ class Result:
 def train(
     run: RunConfig, *, resume: bool = False, overwrite: bool = False, console: Console | None = None
 ) -> Result | None:
-    """Runs `run` to its end, or until SIGTERM or Ctrl-C: then it saves and returns None.
+    """Runs `run` to its end, or until SIGTERM, Ctrl-C or a collapse (`config.early_stop`): then it saves and returns None.
 
     Args:
       run: a checked configuration (`RunConfig.read`).
@@ -97,10 +99,12 @@ def train(
         topk="topk_logprobs" in loss.needs,
         layout=sharding.token_layout(mesh),
     )
-    score_old = jax.jit(functools.partial(score, forward, micro_batches=run.training.updates_per_rollout))
-    sampler = Sampler(policy.graphdef, policy.config, _sampling(run, policy))
+    parts = run.training.updates_per_rollout * run.training.micro_batches
+    scorer = jax.jit(functools.partial(score, forward, micro_batches=parts))
     evaluator = _Evaluator(run, task, policy)
     key = jax.random.key(run.seed)
+    gather = rollouts.create(run, task, policy, jax.random.fold_in(key, SAMPLING))
+    reference = "reference_logprobs" in loss.needs
 
     with (
         jax.set_mesh(mesh),
@@ -108,31 +112,37 @@ def train(
         StopSignals() as stop,
     ):
         # ---- State: resumed, or warm-started -----------------------------------------------------------------------
-        state = _initial_state(policy.params, optimizer, mesh)
-        restored = checkpoints.restore(state) if resume else None
+        state = _initial_state(policy.params, optimizer, mesh, reference)
+        copies = (policy.params,) * run.rollout.staleness
+        restored = checkpoints.restore(state.replace(behavior_params=copies)) if resume else None
         if restored is not None:
             first, state, record = restored.rollout, restored.state, restored.record
             console.print(f"resuming after rollout {first} of {run.training.rollouts}")
         else:
             if resume:
                 console.print("the run directory holds no checkpoint yet: starting from the beginning")
-            first, record = 0, {"position": 0}
+            first, record = 0, {"position": 0, "beyond": {}}
             params = _warm_start(run, task, policy, mesh, console)
-            state = _initial_state(params, optimizer, mesh)
+            state = _initial_state(params, optimizer, mesh, reference)
+            copies = (jax.tree.map(jnp.copy, params),) * run.rollout.staleness
+            state = state.replace(behavior_params=copies)
         record["config"] = config
         step = TrainStep(forward, loss, optimizer, run.training.micro_batches)
         if run.training.autopsy_delta:
             step = AutopsyStep(step, run.training.autopsy_delta)
+        source = Rollouts(gather, first, record["position"], state.behavior_params, overlap=mesh.size == 1)
+        state = state.replace(behavior_params=())
         step = _compile_step(step, state)
 
-        with MetricsWriter(run_dir.metrics, run_dir.tensorboard, first if restored else None) as metrics:
+        with MetricsWriter(run_dir.metrics, run_dir.tensorboard, first if restored else None) as metrics, source:
             if restored is None:
                 before = evaluator(state.params, jax.random.fold_in(key, EVALUATION))
                 metrics.write(0, before.metrics(evaluator.name))
                 path = samples.write(run_dir.samples, "before", "Before RL", before.collected)
                 record["before"] = _numbers(before)
                 console.print(f"before RL: accuracy {before} on {len(evaluator.prompts)} held-out prompts ({path})")
-                checkpoints.save(0, state, record, before.accuracy)
+                record["best"] = before.accuracy
+                checkpoints.save(0, state.replace(behavior_params=source.lagging), record, before.accuracy)
             after = None
 
             # ---- The loop ------------------------------------------------------------------------------------------
@@ -140,29 +150,14 @@ def train(
                 accuracy = record["before"]["accuracy"]
                 for rollout in range(first + 1, run.training.rollouts + 1):
                     clock = time.monotonic()
-                    prompts, record["position"] = next_prompts(
-                        task.train,
-                        policy.tokenizer,
-                        run.rollout.max_prompt_length,
-                        run.seed,
-                        record["position"],
-                        run.rollout.prompts,
-                    )
-                    collected = collect(
-                        sampler,
-                        state.params,
-                        task,
-                        policy.tokenizer,
-                        prompts.examples,
-                        prompts.tokens,
-                        jax.random.fold_in(jax.random.fold_in(key, SAMPLING), rollout),
-                        run.rollout.group_size,
-                        rollout - 1,
-                    )
+                    gathered = source.next(state.params)
+                    record["position"] = gathered.position
                     sampled = time.monotonic()
-                    batch = _batch(run, task, collected, mesh)
+                    batch = _spread(rollouts.to_batch(run, task, gathered), mesh)
                     if "old_logprobs" in loss.needs:
-                        batch = batch.replace(old_logprobs=score_old(state.params, batch))
+                        batch = batch.replace(old_logprobs=scorer(state.params, batch))
+                    if reference:
+                        batch = batch.replace(reference_logprobs=scorer(state.reference_params, batch))
 
                     order = jax.random.fold_in(jax.random.fold_in(key, SHUFFLING), rollout)
                     updates = []
@@ -171,34 +166,38 @@ def train(
                         updates.append(update)
                     done = time.monotonic()
 
-                    tokens = int(np.sum(collected.rollout.response_mask))
-                    row = rollout_metrics(collected) | reduce_updates(updates)
+                    tokens = int(np.sum(gathered.collected.rollout.response_mask))
+                    row = gathered.metrics() | reduce_updates(updates)
                     row |= _mismatch(updates[0])
-                    row["data/prompts_too_long"] = prompts.dropped
                     row["optimizer/steps"] = rollout * len(updates)
                     row["optimizer/skipped_total"] = int(state.skipped)
                     row["time/rollout_s"], row["time/update_s"] = sampled - clock, done - sampled
                     row["time/tokens_per_s"] = tokens / (time.monotonic() - clock)
 
                     last = rollout == run.training.rollouts
+                    record["beyond"], collapse = collapsed(run.early_stop, record["beyond"], row)
                     due = run.evaluation.every and rollout % run.evaluation.every == 0
-                    evaluated = None
+                    evaluated, improved = None, False
                     if last or due:
                         evaluation_key = jax.random.fold_in(jax.random.fold_in(key, EVALUATION), rollout)
                         after = evaluated = evaluator(state.params, evaluation_key)
-                        accuracy = evaluated.accuracy
+                        accuracy, improved = evaluated.accuracy, evaluated.accuracy > record["best"]
+                        record["best"] = max(accuracy, record["best"])
                         row |= evaluated.metrics(evaluator.name)
                         samples.write(
                             run_dir.samples, f"rollout-{rollout:05d}", f"After rollout {rollout}", evaluated.collected
                         )
                     metrics.write(rollout, row)
-                    if last or stop.requested or rollout % run.checkpoint.every == 0:
-                        checkpoints.save(rollout, state, record, evaluated.accuracy if evaluated else None)
+                    ending = last or stop.requested or bool(collapse)
+                    if ending or improved or rollout % run.checkpoint.every == 0:
+                        whole = state.replace(behavior_params=source.lagging)
+                        checkpoints.save(rollout, whole, record, evaluated.accuracy if evaluated else None)
                     live = {"reward": row["reward/mean"], "accuracy": accuracy, "tok/s": row["time/tokens_per_s"]}
                     bar.update(rollout, live)
-                    if stop.requested and not last:
+                    if ending and not last:
                         checkpoints.wait()
-                        console.print(f"{stop.name}: saved after rollout {rollout}; go on with --resume")
+                        why = f"{stop.name}:" if stop.requested else f"stopped early, {collapse}:"
+                        console.print(f"{why} saved after rollout {rollout}; go on with --resume")
                         return None
 
         # ---- What it came to ---------------------------------------------------------------------------------------
@@ -252,25 +251,14 @@ def _check_same_config(run: RunConfig, saved: dict[str, Any], now: dict[str, Any
         )
 
 
-def _sampling(run: RunConfig, policy: Policy) -> SamplingConfig:
-    r = run.rollout
-    return SamplingConfig(
-        max_response_length=r.max_response_length,
-        stop_ids=policy.stop_ids,
-        pad_id=policy.pad_id,
-        choice=Choice(r.temperature, r.top_k, r.top_p, r.min_p, r.fp8.logits),
-        capture_top_k=r.capture_top_k,
-        capture_routing=r.routing_replay,
-        fp8=r.fp8.sites,
-    )
-
-
-def _initial_state(params: Any, optimizer, mesh) -> TrainState:
+def _initial_state(params: Any, optimizer, mesh, reference: bool = False) -> TrainState:
     zero = jax.device_put(jnp.int32(0), sharding.replicated(mesh))
     init = functools.partial(optimizers.init, optimizer)
     places = sharding.shardings(jax.eval_shape(init, params), mesh)
     opt_state = jax.jit(init, out_shardings=places)(params)
-    return TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0)
+    # A copy: the policy's own arrays are donated to its updates.
+    frozen = jax.tree.map(jnp.copy, params) if reference else None
+    return TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0, reference_params=frozen)
 
 
 def _compile_step(step: TrainStep | AutopsyStep, state: TrainState):
@@ -321,22 +309,6 @@ def _demonstrations(run: RunConfig, examples: list[tasks.Example], policy: Polic
     return batches.from_pairs(prompts.tokens, responses, width, run.rollout.max_response_length, policy.pad_id)
 
 
-def _batch(run: RunConfig, task: tasks.Task, collected: Collected, mesh) -> Batch:
-    """The rollout with its advantages, on the mesh."""
-    rollout = collected.rollout
-    objective = objectives.OBJECTIVES[run.objective["name"]]
-    name = objective.advantage if run.advantage.name == "default" else run.advantage.name
-    rewards, groups, count = jnp.asarray(collected.rewards, jnp.float32), rollout.group_ids, run.rollout.prompts
-    if name == "rloo":
-        advantages = objectives.rloo_advantages(rewards, groups, count)
-    elif name == "reinforce_plus_plus":
-        advantages = objectives.reinforce_plus_plus_advantages(rewards)
-    else:
-        normalize = objective.normalize_std and run.advantage.normalize_std
-        advantages = objectives.group_advantages(rewards, groups, count, normalize_std=normalize)
-    return _spread(batches.from_rollout(rollout, advantages, loss_mask(task, rollout)), mesh)
-
-
 def _spread(batch: Batch, mesh) -> Batch:
     return sharding.put(batch, jax.tree.map(lambda _: sharding.batch_sharding(mesh), batch))
 
@@ -352,7 +324,7 @@ def _minibatches(batch: Batch, key: jax.Array, training: configs.Training, mesh)
 
 
 def _mismatch(update: dict[str, objectives.Metric]) -> dict[str, float]:
-    """Sampler against trainer before any update: the first mini-batch of a rollout is still on-policy."""
+    """Sampler against trainer before a rollout's updates, from its first mini-batch; staleness counts as mismatch here."""
     names = {"ratio/abs_log": "mean_abs_log_ratio", "ratio/max_abs_log": "max_abs_log_ratio", "ratio/k3": "k3"}
     values = reduce_updates([{name: update[name] for name in names}])
     return {f"mismatch/{short}": values[name] for name, short in names.items() if name in values}
