@@ -22,7 +22,8 @@ from flax import nnx
 
 from jaxrl_llm import schema
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.rollout.slots import Prefilled, Programs, SamplingConfig, Slots
+from jaxrl_llm.rollout import slots as programs
+from jaxrl_llm.rollout.slots import Prefilled, SamplingConfig, Slots
 from jaxrl_llm.types import FinishReason, Rollout, TopKView
 
 FEWEST_ROWS = 8  # smaller batches are hardly faster
@@ -99,7 +100,7 @@ class Sampler:
         rows = len(prompts) * group_size
         seeds = np.arange(rows) if seeds is None else np.asarray(seeds)
         schema.require(len(seeds) == rows, "seeds", len(seeds), f"one per response, {rows}")
-        tokens, mask = _pad(prompts, self.config.pad_id)
+        tokens, mask = pad(prompts, self.config.pad_id)
         work = _Work(self, params, tokens, mask, key, seeds.astype(np.uint32), group_size)
         while work.fill():
             work.decode()
@@ -113,8 +114,10 @@ class _Work:
 
     def __init__(self, sampler: Sampler, params, tokens, mask, key, seeds, group_size: int):
         config = self.config = sampler.config
-        self.programs = Programs(sampler.graphdef, sampler.model, config)
-        self.loaded = self.programs.load(params)
+        self.graphdef, self.model = sampler.graphdef, sampler.model
+        # What no program depends on is taken out, so that samplers which differ in it share theirs.
+        self.compiled = dataclasses.replace(config, slots=0, first_chunk=1)
+        self.loaded = programs.load(params, config.fp8)
         self.prompts, self.prompt_mask, self.key, self.seeds, self.group_size = tokens, mask, key, seeds, group_size
         self.total, self.width = len(seeds), tokens.shape[1]
         self.usage, self.finished, self.waiting_from = Usage(), 0, 0
@@ -159,7 +162,7 @@ class _Work:
             sequences = self.waiting_from + np.arange(count)
             source, seeds = np.full(len(self.sequence), -1, np.int32), np.zeros(len(self.sequence), np.uint32)
             source[rows], seeds[rows] = sequences // self.group_size - self.block_start, self.seeds[sequences]
-            self.slots = self.programs.insert(self.slots, self.block, source, self.key, seeds)
+            self.slots = programs.insert(self.slots, self.block, source, self.key, seeds)
             self.sequence[rows], self.steps[rows] = sequences, 0
             self.waiting_from += count
         return True
@@ -167,7 +170,9 @@ class _Work:
     def decode(self) -> None:
         """Runs one chunk and takes its records."""
         length = self.slots.cache.length
-        self.slots, record = self.programs.decode(
+        self.slots, record = programs.decode(
+            self.graphdef,
+            self.compiled,
             self.loaded,
             self.slots,
             np.int32(length - self.column),
@@ -219,7 +224,7 @@ class _Work:
         wanted = min(self.config.first_chunk, self._remaining())
         fits = next((length for length in self.lengths if length - oldest >= wanted), self.lengths[-1])
         if self.slots is None:
-            self.slots = self.programs.empty(len(self.sequence), fits, self.column)
+            self.slots = programs.empty(self.model, len(self.sequence), fits, self.column)
             return
         rows = self._rows_needed(int(active.sum()) + self.waiting)
         length = self.slots.cache.length
@@ -227,7 +232,7 @@ class _Work:
         if rows == len(self.sequence) and not crowded:
             return
         kept = np.argsort(~active, kind="stable")[:rows]
-        self.slots = self.programs.arrange(self.slots, kept.astype(np.int32), np.int32(oldest), fits)
+        self.slots = programs.arrange(self.slots, kept.astype(np.int32), np.int32(oldest), fits)
         self.sequence, self.steps, self.column = self.sequence[kept], self.steps[kept], oldest
 
     def _remaining(self) -> int:
@@ -262,11 +267,14 @@ class _Work:
             tokens
         )  # the last block repeats a prompt, so that its shape is that of the others
         tokens, mask = (np.pad(x, [(0, missing), (0, 0)], mode="edge") for x in (tokens, mask))
-        self.block, self.block_start = self.programs.prefill(self.loaded, tokens, mask), prompt
+        self.block, self.block_start = (
+            programs.prefill(self.graphdef, self.model, self.config.fp8, self.loaded, tokens, mask),
+            prompt,
+        )
         self.usage.prefilled += self.block_size
 
 
-def _pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+def pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
     """Left-padded tokens and mask, [prompts, P]; P is 2^n or 3 * 2^n, so that few widths are ever compiled."""
     for i, prompt in enumerate(prompts):
         schema.require(len(prompt) > 0, f"prompts[{i}]", list(prompt), "at least one token long")

@@ -1,4 +1,4 @@
-"""The device's part of sampling: what the decoding loop carries, and the four programs that change it.
+"""The device's part of sampling: what the decoding loop carries, and the programs that change it.
 
 `prefill` runs prompts through the model, `insert` lets sequences start from them, `decode` draws tokens until enough
 sequences are finished, `arrange` keeps some rows and makes room. All rows write to the same column of the cache, and a
@@ -118,167 +118,169 @@ class Record:
     entropy: jax.Array | None
 
 
-@dataclasses.dataclass(frozen=True)
-class Programs:
-    """The decoder's sampling programs: pure functions, compiled once per shape. Hashable.
+@functools.partial(jax.jit, static_argnames="fp8")
+def load(params: Any, fp8: Fp8Sites) -> tuple[Any, tuple[Any, ...]]:
+    """The parameters as the sampler uses them: quantised where emulated, and one tree per layer besides."""
+    params = quantize_weights(params, fp8)
+    return params, unstack_layers(params)
 
-    Attributes:
-      graphdef: the decoder without parameters.
-      model: its architecture.
-      config: how to sample.
+
+@functools.partial(jax.jit, static_argnames=("model", "rows", "length"))
+def empty(model: ModelConfig, rows: int, length: int, column: int) -> Slots:
+    """`rows` free rows with a cache of `length` slots."""
+    return Slots(
+        hidden=jnp.zeros((rows, model.hidden_size), model.dtype),
+        cache=caches.init_cache(model, rows, length),
+        column=jnp.int32(column),
+        keys=jax.random.split(jax.random.key(0), rows),
+        prompt_lengths=jnp.zeros(rows, jnp.int32),
+        steps=jnp.zeros(rows, jnp.int32),
+        done=jnp.ones(rows, bool),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "model", "fp8"))
+def prefill(
+    graphdef: nnx.GraphDef, model: ModelConfig, fp8: Fp8Sites, loaded: Any, tokens: jax.Array, mask: jax.Array
+) -> Prefilled:
+    """Runs left-padded prompts, int32 and bool [M, P], through the model."""
+    params, layers = loaded
+    count, width = tokens.shape
+    positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0).astype(jnp.int32)
+    hidden, cache = nnx.merge(graphdef, params).decode(
+        tokens,
+        positions,
+        caches.init_cache(model, count, width),
+        jnp.int32(0),
+        mask,
+        fp8,
+        layers,
+    )
+    return Prefilled(hidden[:, -1], cache, jnp.sum(mask, axis=1, dtype=jnp.int32))
+
+
+@functools.partial(jax.jit, donate_argnames="slots")
+def insert(slots: Slots, prompts: Prefilled, source: jax.Array, key: jax.Array, seeds: jax.Array) -> Slots:
+    """Starts a sequence in every row whose `source` int32 [R] names a prompt; -1 leaves the row as it is.
+
+    Args:
+      slots: `column` at least P.
+      prompts: where the sequences start.
+      source: int32 [R].
+      key: of the rollout.
+      seeds: uint32 [R], of the sequences that start.
     """
+    fresh, take = source >= 0, jnp.maximum(source, 0)
+    width = prompts.cache.length
+    start = slots.column - width
 
-    graphdef: nnx.GraphDef
-    model: ModelConfig
-    config: SamplingConfig
+    def place(buffer, new):
+        old = jax.lax.dynamic_slice_in_dim(buffer, start, width, axis=1)
+        mixed = jnp.where(fresh.reshape(-1, *[1] * (buffer.ndim - 1)), new[take], old)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, mixed, start, axis=1)
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def load(self, params: Any) -> tuple[Any, tuple[Any, ...]]:
-        """The parameters as the sampler uses them: quantised where emulated, and one tree per layer besides."""
-        params = quantize_weights(params, self.config.fp8)
-        return params, unstack_layers(params)
+    cleared = slots.cache.replace(valid=slots.cache.valid & ~fresh[:, None])
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
+    return slots.replace(
+        hidden=jnp.where(fresh[:, None], prompts.hidden[take], slots.hidden),
+        cache=jax.tree.map(place, cleared, prompts.cache),
+        keys=jnp.where(fresh, keys, slots.keys),
+        prompt_lengths=jnp.where(fresh, prompts.lengths[take], slots.prompt_lengths),
+        steps=jnp.where(fresh, 0, slots.steps),
+        done=jnp.where(fresh, False, slots.done),
+    )
 
-    @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-    def empty(self, rows: int, length: int, column: int) -> Slots:
-        """`rows` free rows with a cache of `length` slots."""
-        return Slots(
-            hidden=jnp.zeros((rows, self.model.hidden_size), self.model.dtype),
-            cache=caches.init_cache(self.model, rows, length),
-            column=jnp.int32(column),
-            keys=jax.random.split(jax.random.key(0), rows),
-            prompt_lengths=jnp.zeros(rows, jnp.int32),
-            steps=jnp.zeros(rows, jnp.int32),
-            done=jnp.ones(rows, bool),
+
+@functools.partial(jax.jit, static_argnames="length")
+def arrange(slots: Slots, rows: jax.Array, column: jax.Array, length: int) -> Slots:
+    """Keeps `rows` int32 [R'] and moves every row's newest column to just before `column`, in `length` slots."""
+    shift = slots.column - column
+
+    def move(x):
+        x = x[rows]
+        # Columns before the first and behind the last are empty; what is pushed out belongs to no sequence.
+        pad = [(0, 0)] * x.ndim
+        pad[1] = (length, length)
+        return jax.lax.dynamic_slice_in_dim(jnp.pad(x, pad), length + shift, length, axis=1)
+
+    per_row = {name: getattr(slots, name)[rows] for name in ("hidden", "keys", "prompt_lengths", "steps", "done")}
+    return slots.replace(cache=jax.tree.map(move, slots.cache), column=column, **per_row)
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "config", "width"), donate_argnames="slots")
+def decode(
+    graphdef: nnx.GraphDef,
+    config: SamplingConfig,
+    loaded: Any,
+    slots: Slots,
+    steps: jax.Array,
+    finished: jax.Array,
+    width: int,
+) -> tuple[Slots, Record]:
+    """Draws tokens for at most `steps` steps, or until `finished` rows are done.
+
+    Args:
+      graphdef: the decoder without parameters.
+      config: how to sample.
+      loaded: from `load`.
+      slots: R rows with at least `steps` free columns.
+      steps, finished: int32 [].
+      width: W, at least `steps`.
+    """
+    params, layers = loaded
+    model = nnx.merge(graphdef, params)
+    rows, top_k = slots.done.shape[0], config.capture_top_k
+    numbers = jnp.zeros((rows, width), jnp.float32)
+    view = (rows, width, top_k)
+    record = Record(
+        tokens=jnp.zeros((rows, width), jnp.int32),
+        logprobs=numbers,
+        log_kept_mass=numbers,
+        topk=TopKView(jnp.zeros(view, jnp.int32), jnp.zeros(view, jnp.float32)) if top_k else None,
+        entropy=numbers if config.capture_entropy else None,
+    )
+
+    def more(carry):
+        step, slots, _ = carry
+        return (step < steps) & (jnp.sum(slots.done) < finished)
+
+    def body(carry):
+        step, slots, record = carry
+        slots, drawn = _step(model, layers, config, slots)
+        record = jax.tree.map(
+            lambda buffer, new: jax.lax.dynamic_update_index_in_dim(buffer, new, step, axis=1), record, drawn
         )
+        return step + 1, slots, record
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def prefill(self, loaded: Any, tokens: jax.Array, mask: jax.Array) -> Prefilled:
-        """Runs left-padded prompts, int32 and bool [M, P], through the model."""
-        params, layers = loaded
-        count, width = tokens.shape
-        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0).astype(jnp.int32)
-        hidden, cache = nnx.merge(self.graphdef, params).decode(
-            tokens,
-            positions,
-            caches.init_cache(self.model, count, width),
-            jnp.int32(0),
-            mask,
-            self.config.fp8,
-            layers,
-        )
-        return Prefilled(hidden[:, -1], cache, jnp.sum(mask, axis=1, dtype=jnp.int32))
+    _, slots, record = jax.lax.while_loop(more, body, (jnp.int32(0), slots, record))
+    return slots, record
 
-    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def insert(self, slots: Slots, prompts: Prefilled, source: jax.Array, key: jax.Array, seeds: jax.Array) -> Slots:
-        """Starts a sequence in every row whose `source` int32 [R] names a prompt; -1 leaves the row as it is.
 
-        Args:
-          slots: `column` at least P.
-          prompts: where the sequences start.
-          source: int32 [R].
-          key: of the rollout.
-          seeds: uint32 [R], of the sequences that start.
-        """
-        fresh, take = source >= 0, jnp.maximum(source, 0)
-        width = prompts.cache.length
-        start = slots.column - width
-
-        def place(buffer, new):
-            old = jax.lax.dynamic_slice_in_dim(buffer, start, width, axis=1)
-            mixed = jnp.where(fresh.reshape(-1, *[1] * (buffer.ndim - 1)), new[take], old)
-            return jax.lax.dynamic_update_slice_in_dim(buffer, mixed, start, axis=1)
-
-        cleared = slots.cache.replace(valid=slots.cache.valid & ~fresh[:, None])
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
-        return slots.replace(
-            hidden=jnp.where(fresh[:, None], prompts.hidden[take], slots.hidden),
-            cache=jax.tree.map(place, cleared, prompts.cache),
-            keys=jnp.where(fresh, keys, slots.keys),
-            prompt_lengths=jnp.where(fresh, prompts.lengths[take], slots.prompt_lengths),
-            steps=jnp.where(fresh, 0, slots.steps),
-            done=jnp.where(fresh, False, slots.done),
-        )
-
-    @functools.partial(jax.jit, static_argnums=(0, 4))
-    def arrange(self, slots: Slots, rows: jax.Array, column: jax.Array, length: int) -> Slots:
-        """Keeps `rows` int32 [R'] and moves every row's newest column to just before `column`, in `length` slots."""
-        shift = slots.column - column
-
-        def move(x):
-            x = x[rows]
-            # Columns before the first and behind the last are empty; what is pushed out belongs to no sequence.
-            pad = [(0, 0)] * x.ndim
-            pad[1] = (length, length)
-            return jax.lax.dynamic_slice_in_dim(jnp.pad(x, pad), length + shift, length, axis=1)
-
-        per_row = {name: getattr(slots, name)[rows] for name in ("hidden", "keys", "prompt_lengths", "steps", "done")}
-        return slots.replace(cache=jax.tree.map(move, slots.cache), column=column, **per_row)
-
-    @functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=2)
-    def decode(
-        self, loaded: Any, slots: Slots, steps: jax.Array, finished: jax.Array, width: int
-    ) -> tuple[Slots, Record]:
-        """Draws tokens for at most `steps` steps, or until `finished` rows are done.
-
-        Args:
-          loaded: from `load`.
-          slots: R rows with at least `steps` free columns.
-          steps, finished: int32 [].
-          width: W, at least `steps`.
-        """
-        params, layers = loaded
-        model = nnx.merge(self.graphdef, params)
-        rows, top_k = slots.done.shape[0], self.config.capture_top_k
-        numbers = jnp.zeros((rows, width), jnp.float32)
-        view = (rows, width, top_k)
-        record = Record(
-            tokens=jnp.zeros((rows, width), jnp.int32),
-            logprobs=numbers,
-            log_kept_mass=numbers,
-            topk=TopKView(jnp.zeros(view, jnp.int32), jnp.zeros(view, jnp.float32)) if top_k else None,
-            entropy=numbers if self.config.capture_entropy else None,
-        )
-
-        def more(carry):
-            step, slots, _ = carry
-            return (step < steps) & (jnp.sum(slots.done) < finished)
-
-        def body(carry):
-            step, slots, record = carry
-            slots, drawn = self._step(model, layers, slots)
-            record = jax.tree.map(
-                lambda buffer, new: jax.lax.dynamic_update_index_in_dim(buffer, new, step, axis=1), record, drawn
-            )
-            return step + 1, slots, record
-
-        _, slots, record = jax.lax.while_loop(more, body, (jnp.int32(0), slots, record))
-        return slots, record
-
-    def _step(self, model, layers, slots: Slots) -> tuple[Slots, Record]:
-        """Draws one token for every row and runs it through the model; [R, ...] of each record."""
-        choice, fp8 = self.config.choice, self.config.fp8
-        distribution = behavior_distribution(model.logits(slots.hidden), choice, self.config.capture_top_k)
-        token = draw(distribution, jax.vmap(jax.random.fold_in)(slots.keys, slots.steps), choice).astype(jnp.int32)
-        record = Record(
-            tokens=token,
-            logprobs=jnp.take_along_axis(distribution.logprobs, token[:, None], axis=1)[:, 0],
-            log_kept_mass=distribution.log_kept_mass,
-            topk=distribution.topk,
-            entropy=entropy(distribution) if self.config.capture_entropy else None,
-        )
-        positions = slots.prompt_lengths + slots.steps
-        hidden, cache = model.decode(
-            token[:, None], positions[:, None], slots.cache, slots.column, ~slots.done[:, None], fp8, layers
-        )
-        steps = slots.steps + ~slots.done
-        stopped = jnp.isin(token, jnp.array(self.config.stop_ids, jnp.int32))
-        return (
-            slots.replace(
-                hidden=hidden[:, 0],
-                cache=cache,
-                column=slots.column + 1,
-                steps=steps,
-                done=slots.done | stopped | (steps >= self.config.max_response_length),
-            ),
-            record,
-        )
+def _step(model, layers, config: SamplingConfig, slots: Slots) -> tuple[Slots, Record]:
+    """Draws one token for every row and runs it through the model; [R, ...] of each record."""
+    choice, fp8 = config.choice, config.fp8
+    distribution = behavior_distribution(model.logits(slots.hidden), choice, config.capture_top_k)
+    token = draw(distribution, jax.vmap(jax.random.fold_in)(slots.keys, slots.steps), choice).astype(jnp.int32)
+    record = Record(
+        tokens=token,
+        logprobs=jnp.take_along_axis(distribution.logprobs, token[:, None], axis=1)[:, 0],
+        log_kept_mass=distribution.log_kept_mass,
+        topk=distribution.topk,
+        entropy=entropy(distribution) if config.capture_entropy else None,
+    )
+    positions = slots.prompt_lengths + slots.steps
+    hidden, cache = model.decode(
+        token[:, None], positions[:, None], slots.cache, slots.column, ~slots.done[:, None], fp8, layers
+    )
+    steps = slots.steps + ~slots.done
+    stopped = jnp.isin(token, jnp.array(config.stop_ids, jnp.int32))
+    return (
+        slots.replace(
+            hidden=hidden[:, 0],
+            cache=cache,
+            column=slots.column + 1,
+            steps=steps,
+            done=slots.done | stopped | (steps >= config.max_response_length),
+        ),
+        record,
+    )

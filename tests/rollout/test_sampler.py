@@ -26,7 +26,7 @@ def sampler(**changes):
         "stop_ids": (2,),
         "capture_top_k": 5,
         "capture_entropy": True,
-        "first_chunk": 4,
+        "first_chunk": 12,
     }
     return Sampler(graphdef, config, SamplingConfig(**(fields | changes))), params
 
