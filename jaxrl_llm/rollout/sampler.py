@@ -71,6 +71,7 @@ class Sampler:
         *,
         group_size: int = 1,
         seeds: Sequence[int] | None = None,
+        limits: Sequence[int] | None = None,
         policy_step: int = 0,
         report: Callable[[int, Usage], None] | None = None,
     ) -> Rollout:
@@ -82,6 +83,7 @@ class Sampler:
           key: of this rollout.
           group_size: G.
           seeds: one integer per response (prompts x G, group-major); by default its index.
+          limits: most tokens of each response, 1 to T; by default T.
           policy_step: optimizer step of `params`, recorded.
           report: called after every chunk with the number of finished responses and the usage so far.
 
@@ -89,7 +91,7 @@ class Sampler:
           A `Rollout` of len(prompts) * G rows, in host memory.
 
         Raises:
-          ValueError: an empty prompt, K above the vocabulary, or a number of seeds that does not fit; names it.
+          ValueError: an empty prompt, K above the vocabulary, or seeds or limits that do not fit; names it.
         """
         schema.require(
             self.config.capture_top_k <= self.model.vocab_size,
@@ -100,8 +102,13 @@ class Sampler:
         rows = len(prompts) * group_size
         seeds = np.arange(rows) if seeds is None else np.asarray(seeds)
         schema.require(len(seeds) == rows, "seeds", len(seeds), f"one per response, {rows}")
+        longest = self.config.max_response_length
+        limits = np.full(rows, longest) if limits is None else np.asarray(limits)
+        schema.require(len(limits) == rows, "limits", len(limits), f"one per response, {rows}")
+        fit = rows == 0 or 1 <= limits.min() <= limits.max() <= longest
+        schema.require(fit, "limits", limits.tolist(), f"between 1 and max_response_length = {longest}")
         tokens, mask = pad(prompts, self.config.pad_id)
-        work = _Work(self, params, tokens, mask, key, seeds.astype(np.uint32), group_size)
+        work = _Work(self, params, tokens, mask, key, seeds.astype(np.uint32), limits.astype(np.int32), group_size)
         while work.fill():
             work.decode()
             if report is not None:
@@ -112,13 +119,14 @@ class Sampler:
 class _Work:
     """One rollout under way: which sequence each row holds, who waits, and what has been recorded."""
 
-    def __init__(self, sampler: Sampler, params, tokens, mask, key, seeds, group_size: int):
+    def __init__(self, sampler: Sampler, params, tokens, mask, key, seeds, limits, group_size: int):
         config = self.config = sampler.config
         self.graphdef, self.model = sampler.graphdef, sampler.model
         # What no program depends on is taken out, so that samplers which differ in it share theirs.
-        self.compiled = dataclasses.replace(config, slots=0, first_chunk=1)
+        self.compiled = dataclasses.replace(config, slots=0, first_chunk=1, max_response_length=1)
         self.loaded = programs.load(params, config.fp8)
-        self.prompts, self.prompt_mask, self.key, self.seeds, self.group_size = tokens, mask, key, seeds, group_size
+        self.prompts, self.prompt_mask, self.key, self.group_size = tokens, mask, key, group_size
+        self.seeds, self.limits = seeds, limits
         self.total, self.width = len(seeds), tokens.shape[1]
         self.usage, self.finished, self.waiting_from = Usage(), 0, 0
 
@@ -160,9 +168,14 @@ class _Work:
             )
             rows, free = free[:count], free[count:]
             sequences = self.waiting_from + np.arange(count)
-            source, seeds = np.full(len(self.sequence), -1, np.int32), np.zeros(len(self.sequence), np.uint32)
-            source[rows], seeds[rows] = sequences // self.group_size - self.block_start, self.seeds[sequences]
-            self.slots = programs.insert(self.slots, self.block, source, self.key, seeds)
+            source = np.full(len(self.sequence), -1, np.int32)
+            source[rows] = sequences // self.group_size - self.block_start
+            # Rows that no sequence starts in take part with any numbers.
+            given = np.zeros(len(source), int)
+            given[rows] = sequences
+            self.slots = programs.insert(
+                self.slots, self.block, source, self.key, self.seeds[given], self.limits[given]
+            )
             self.sequence[rows], self.steps[rows] = sequences, 0
             self.waiting_from += count
         return True
@@ -236,10 +249,11 @@ class _Work:
         self.sequence, self.steps, self.column = self.sequence[kept], self.steps[kept], oldest
 
     def _remaining(self) -> int:
-        """Steps that the youngest sequence may still take."""
+        """Steps that may be left until everything is finished or refilled."""
+        if self.waiting:
+            return self.config.max_response_length
         active = self.sequence >= 0
-        youngest = 0 if self.waiting else int(self.steps[active].min(initial=self.config.max_response_length))
-        return self.config.max_response_length - youngest
+        return int((self.limits[self.sequence] - self.steps)[active].max())
 
     def _rows_needed(self, sequences: int) -> int:
         """Size of the batch from now on; a smaller one is compiled only where many steps are left to gain by it."""

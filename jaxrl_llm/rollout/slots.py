@@ -87,6 +87,7 @@ class Slots:
       keys: PRNG key of each row, [R].
       prompt_lengths: int32 [R].
       steps: int32 [R], response tokens so far.
+      limits: int32 [R], response tokens at most.
       done: bool [R], nothing more to draw; the row is free.
     """
 
@@ -96,6 +97,7 @@ class Slots:
     keys: jax.Array
     prompt_lengths: jax.Array
     steps: jax.Array
+    limits: jax.Array
     done: jax.Array
 
 
@@ -135,6 +137,7 @@ def empty(model: ModelConfig, rows: int, length: int, column: int) -> Slots:
         keys=jax.random.split(jax.random.key(0), rows),
         prompt_lengths=jnp.zeros(rows, jnp.int32),
         steps=jnp.zeros(rows, jnp.int32),
+        limits=jnp.zeros(rows, jnp.int32),
         done=jnp.ones(rows, bool),
     )
 
@@ -160,7 +163,9 @@ def prefill(
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
-def insert(slots: Slots, prompts: Prefilled, source: jax.Array, key: jax.Array, seeds: jax.Array) -> Slots:
+def insert(
+    slots: Slots, prompts: Prefilled, source: jax.Array, key: jax.Array, seeds: jax.Array, limits: jax.Array
+) -> Slots:
     """Starts a sequence in every row whose `source` int32 [R] names a prompt; -1 leaves the row as it is.
 
     Args:
@@ -168,7 +173,7 @@ def insert(slots: Slots, prompts: Prefilled, source: jax.Array, key: jax.Array, 
       prompts: where the sequences start.
       source: int32 [R].
       key: of the rollout.
-      seeds: uint32 [R], of the sequences that start.
+      seeds, limits: uint32 and int32 [R], of the sequences that start.
     """
     fresh, take = source >= 0, jnp.maximum(source, 0)
     width = prompts.cache.length
@@ -187,6 +192,7 @@ def insert(slots: Slots, prompts: Prefilled, source: jax.Array, key: jax.Array, 
         keys=jnp.where(fresh, keys, slots.keys),
         prompt_lengths=jnp.where(fresh, prompts.lengths[take], slots.prompt_lengths),
         steps=jnp.where(fresh, 0, slots.steps),
+        limits=jnp.where(fresh, limits, slots.limits),
         done=jnp.where(fresh, False, slots.done),
     )
 
@@ -203,7 +209,9 @@ def arrange(slots: Slots, rows: jax.Array, column: jax.Array, length: int) -> Sl
         pad[1] = (length, length)
         return jax.lax.dynamic_slice_in_dim(jnp.pad(x, pad), length + shift, length, axis=1)
 
-    per_row = {name: getattr(slots, name)[rows] for name in ("hidden", "keys", "prompt_lengths", "steps", "done")}
+    per_row = {
+        name: getattr(slots, name)[rows] for name in ("hidden", "keys", "prompt_lengths", "steps", "limits", "done")
+    }
     return slots.replace(cache=jax.tree.map(move, slots.cache), column=column, **per_row)
 
 
@@ -280,7 +288,7 @@ def _step(model, layers, config: SamplingConfig, slots: Slots) -> tuple[Slots, R
             cache=cache,
             column=slots.column + 1,
             steps=steps,
-            done=slots.done | stopped | (steps >= config.max_response_length),
+            done=slots.done | stopped | (steps >= slots.limits),
         ),
         record,
     )
