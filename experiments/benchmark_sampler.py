@@ -36,7 +36,9 @@ def run(repetitions: int) -> None:
     """Prints every table."""
     graphdef, params = nnx.split(Decoder(QWEN3, rngs=nnx.Rngs(0)), nnx.Param)
     count = sum(x.size for x in jax.tree.leaves(params))
-    print(f"Qwen3, {QWEN3.num_layers} layers, {QWEN3.hidden_size} wide, {count / 1e6:.1f}M parameters, float32;", end=" ")
+    print(
+        f"Qwen3, {QWEN3.num_layers} layers, {QWEN3.hidden_size} wide, {count / 1e6:.1f}M parameters, float32;", end=" "
+    )
     print(f"batch {BATCH}, prompt {PROMPT}, {NEW} new tokens, top-{CAPTURE} capture on")
     prompts = np.random.default_rng(0).integers(3, QWEN3.vocab_size, (BATCH, PROMPT)).tolist()
     flops, bandwidth = ceilings()

@@ -256,6 +256,7 @@ def _sampling(run: RunConfig, policy: Policy) -> SamplingConfig:
         choice=Choice(r.temperature, r.top_k, r.top_p, r.min_p, r.fp8.logits),
         capture_top_k=r.capture_top_k,
         fp8=r.fp8.sites,
+        slots=r.slots,
     )
 
 
