@@ -12,9 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm import schema
+from jaxrl_llm.ops import top_k as selection
 from jaxrl_llm.ops.fp8 import Format, fake_quant
+from jaxrl_llm.types import TopKView
 
-PREFILTER = 256  # widest nucleus that is looked for without sorting the whole vocabulary
+PREFILTER = 256  # most probable tokens of a large vocabulary among which a nucleus is looked for first
+LANES = 128  # tokens per block of the two-level draw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,32 +55,54 @@ class Distribution:
     Attributes:
       logprobs: float32 [B, V], normalised over the kept tokens; -inf elsewhere.
       log_kept_mass: float32 [B], log of the mass that was kept before renormalisation.
+      topk: the most probable tokens, [B, K], or None where none were asked for.
     """
 
     logprobs: jax.Array
     log_kept_mass: jax.Array
+    topk: TopKView | None = None
 
 
-def behavior_distribution(logits: chex.Array, choice: Choice) -> Distribution:
-    """The distribution that `choice` makes of logits [B, V]."""
+def behavior_distribution(logits: chex.Array, choice: Choice, capture: int = 0) -> Distribution:
+    """The distribution that `choice` makes of logits [B, V], with its `capture` most probable tokens."""
     chex.assert_rank(logits, 2)
+    size = logits.shape[-1]
     logits = fake_quant(logits.astype(jnp.float32), choice.fp8)
     logprobs = jax.nn.log_softmax(logits / (choice.temperature or 1.0))
-    threshold = _threshold(logprobs, choice)
+
+    # One selection serves the top-k bound, the nucleus and the captured view.
+    width = max(capture, choice.top_k if choice.top_k < size else 0)
+    if choice.top_p < 1 and size > selection.SMALL:
+        width = max(width, PREFILTER)
+    top, ids = selection.top_k(logprobs, width) if width else (None, None)
+    threshold = _threshold(logprobs, top, choice)
     if threshold is None:
-        return Distribution(logprobs, jnp.zeros(logprobs.shape[0], jnp.float32))
-    kept = jnp.where(logprobs >= threshold[:, None], logprobs, -jnp.inf)
-    log_kept_mass = jnp.minimum(jax.nn.logsumexp(kept, axis=-1), 0.0)
-    return Distribution(kept - jax.nn.logsumexp(kept, axis=-1, keepdims=True), log_kept_mass)
+        log_kept_mass = jnp.zeros(logits.shape[0], jnp.float32)
+    else:
+        logprobs = jnp.where(logprobs >= threshold[:, None], logprobs, -jnp.inf)
+        total = jax.nn.logsumexp(logprobs, axis=-1)
+        logprobs, log_kept_mass = logprobs - total[:, None], jnp.minimum(total, 0.0)
+        if capture:
+            top = jnp.where(top >= threshold[:, None], top - total[:, None], -jnp.inf)
+    return Distribution(logprobs, log_kept_mass, TopKView(ids[:, :capture], top[:, :capture]) if capture else None)
 
 
 def draw(distribution: Distribution, keys: jax.Array, choice: Choice) -> jax.Array:
-    """int32 [B]: one token a row, by the row's own key (Gumbel-max), or the most probable one at temperature 0."""
-    chex.assert_equal_shape_prefix([distribution.logprobs, keys], 1)
+    """int32 [B]: one token a row, by the row's own key, or the most probable one at temperature 0.
+
+    Two levels of inversion: a block of the vocabulary, then a token in it. That takes two random numbers a row where
+    Gumbel noise takes V, which costs more than all the rest of a draw; and each level has 23 random bits of its own.
+    """
+    logprobs = distribution.logprobs
+    chex.assert_equal_shape_prefix([logprobs, keys], 1)
     if choice.temperature == 0:
-        return jnp.argmax(distribution.logprobs, axis=-1)
-    noise = jax.vmap(lambda key, row: jax.random.gumbel(key, row.shape, jnp.float32))(keys, distribution.logprobs)
-    return jnp.argmax(distribution.logprobs + noise, axis=-1)
+        return jnp.argmax(logprobs, axis=-1)
+    rows, size = logprobs.shape
+    probs = jnp.pad(jnp.exp(logprobs), [(0, 0), (0, -size % LANES)]).reshape(rows, -1, LANES)
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+    block = _invert(jnp.sum(probs, axis=-1), uniform[:, 0])
+    inside = jnp.take_along_axis(probs, block[:, None, None], axis=1)[:, 0]
+    return block * LANES + _invert(inside, uniform[:, 1])
 
 
 def entropy(distribution: Distribution) -> jax.Array:
@@ -86,35 +111,48 @@ def entropy(distribution: Distribution) -> jax.Array:
     return -jnp.sum(jnp.where(jnp.isneginf(logprobs), 0.0, jnp.exp(logprobs) * logprobs), axis=-1)
 
 
-def _threshold(logprobs: jax.Array, choice: Choice) -> jax.Array | None:
-    """Least log-prob that is kept, [B], or None where everything is. Ties with the last kept token are kept."""
+def _invert(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """int32 [B]: where the running sum of `weights` [B, N] passes `uniform` [B] of the whole; never at a zero."""
+    total = jnp.cumsum(weights, axis=-1)
+    positive = weights > 0
+    passed = positive & (total > uniform[:, None] * total[:, -1:])
+    last = weights.shape[-1] - 1 - jnp.argmax(positive[:, ::-1], axis=-1)  # where rounding lets nothing pass
+    return jnp.where(jnp.any(passed, axis=-1), jnp.argmax(passed, axis=-1), last)
+
+
+def _threshold(logprobs: jax.Array, top: jax.Array | None, choice: Choice) -> jax.Array | None:
+    """Least log-prob that is kept, [B], or None where everything is. Ties with the last kept token are kept.
+
+    Args:
+      logprobs: [B, V].
+      top: the largest of them, falling: at least `choice.top_k`, and `PREFILTER` for a nucleus in a large vocabulary.
+      choice: which bounds there are.
+    """
     bounds = []
     if 0 < choice.top_k < logprobs.shape[-1]:
-        bounds.append(jax.lax.top_k(logprobs, choice.top_k)[0][:, -1])
+        bounds.append(top[:, choice.top_k - 1])
     if choice.top_p < 1:
         # After top-k, the nucleus is that of the rest, whose mass is below 1.
-        kept = jnp.where(logprobs >= bounds[0][:, None], logprobs, -jnp.inf) if bounds else logprobs
-        bounds.append(_nucleus(kept, choice.top_p * jnp.sum(jnp.exp(kept), axis=-1)))
+        if bounds:
+            logprobs, top = (jnp.where(x >= bounds[0][:, None], x, -jnp.inf) for x in (logprobs, top))
+        bounds.append(_nucleus(logprobs, top, choice.top_p * jnp.sum(jnp.exp(logprobs), axis=-1)))
     if choice.min_p > 0:
         bounds.append(jnp.max(logprobs, axis=-1) + jnp.log(jnp.float32(choice.min_p)))
     return jnp.max(jnp.stack(bounds), axis=0) if bounds else None
 
 
-def _nucleus(logprobs: jax.Array, mass: jax.Array) -> jax.Array:
+def _nucleus(logprobs: jax.Array, top: jax.Array | None, mass: jax.Array) -> jax.Array:
     """Log-prob of the last token in the smallest most-probable set that holds `mass` [B]; [B].
 
-    Nearly always a few hundred tokens hold the nucleus; the whole vocabulary is sorted only where they do not.
+    A few hundred tokens nearly always hold the nucleus of a trained model; the vocabulary is gone through only where
+    they do not. A row's answer never depends on which of the two the others needed.
     """
-    size = logprobs.shape[-1]
-
-    def last(sorted_logprobs):
-        probs = jnp.exp(sorted_logprobs)
-        before = jnp.cumsum(probs, axis=-1) - probs
-        count = jnp.sum(before < mass[:, None], axis=-1)
-        return jnp.take_along_axis(sorted_logprobs, count[:, None] - 1, axis=-1)[:, 0]
-
-    if size <= PREFILTER:
-        return last(jax.lax.top_k(logprobs, size)[0])
-    top = jax.lax.top_k(logprobs, PREFILTER)[0]
-    covered = jnp.all(jnp.sum(jnp.exp(top), axis=-1) >= mass)
-    return jax.lax.cond(covered, lambda: last(top), lambda: last(-jnp.sort(-logprobs, axis=-1)))
+    if logprobs.shape[-1] <= selection.SMALL:
+        return selection.nucleus(logprobs, mass)
+    probs = jnp.exp(top)
+    before = jnp.cumsum(probs, axis=-1) - probs
+    count = jnp.sum(before < mass[:, None], axis=-1)
+    among_top = jnp.take_along_axis(top, count[:, None] - 1, axis=-1)[:, 0]
+    covered = jnp.sum(probs, axis=-1) >= mass
+    everywhere = jax.lax.cond(jnp.all(covered), lambda: among_top, lambda: selection.nucleus(logprobs, mass))
+    return jnp.where(covered, among_top, everywhere)

@@ -1,103 +1,52 @@
-"""Sampling in-process, in bounded compiled chunks, with a record of the distribution every token was drawn from.
+"""Sampling in-process by continuous batching, with a record of the distribution every token was drawn from.
 
-A prompt is prefilled once and its cache repeated for the group's samples. Decoding runs in chunks of growing length:
-within one there is no host sync, between them the host looks whether anything is left to do and lets the cache grow, so
-attention costs about the real length and the number of compiled programs is logarithmic in the longest response.
+A prompt is prefilled once and serves its whole group. `slots` sequences are decoded at once, in chunks without a host
+sync. A chunk ends when its cache is full or when enough sequences are finished; then the host takes the records, gives
+the free rows to sequences that wait, and lets the cache grow, so attention costs about the real length. When nobody waits
+and most rows are finished, the rest goes on in a smaller batch.
+
+Sizes come from short ladders (rows, prompt widths, cache lengths), so the number of compiled programs is bounded by their
+product, whatever the lengths.
 
 Randomness is per sequence: `fold_in(fold_in(key, seed of the sequence), position)`. The same prompt, key and seed give the
-same completion whatever the batch holds beside it.
+same completion whatever the number of slots and whatever the batch holds beside it.
 """
 
 import dataclasses
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import flax.struct
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from jaxrl_llm import schema
-from jaxrl_llm.models import cache as caches
-from jaxrl_llm.models.cache import KVCache
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.decoder import unstack_layers
-from jaxrl_llm.ops.fp8 import Fp8Sites
-from jaxrl_llm.rollout.choice import Choice, behavior_distribution, draw, entropy
-from jaxrl_llm.rollout.emulate import quantize_weights
+from jaxrl_llm.rollout import slots as programs
+from jaxrl_llm.rollout.slots import Prefilled, SamplingConfig, Slots
 from jaxrl_llm.types import FinishReason, Rollout, TopKView
 
-
-@dataclasses.dataclass(frozen=True)
-class SamplingConfig:
-    """How responses are sampled and what is recorded. Static under jit.
-
-    Attributes:
-      max_response_length: T; a response without an end token is cut there.
-      stop_ids: ids that end a response; the end token belongs to it.
-      pad_id: filler of unused positions; may equal an end id.
-      choice: temperature, truncation, rounding of the logits.
-      capture_top_k: K of the recorded top-K view; 0 for none.
-      capture_entropy: record the entropy of each distribution.
-      capture_routing: record the experts that every token went through, for the trainer to replay.
-      fp8: emulation of weights, activations and cache (logits: `choice.fp8`).
-      first_chunk: tokens decoded before the first look at what is finished; each chunk is twice as long as the last.
-      prompt_multiple: prompts are padded to a multiple of this many tokens.
-    """
-
-    max_response_length: int
-    stop_ids: tuple[int, ...]
-    pad_id: int = 0
-    choice: Choice = dataclasses.field(default_factory=Choice)
-    capture_top_k: int = 0
-    capture_entropy: bool = False
-    capture_routing: bool = False
-    fp8: Fp8Sites = dataclasses.field(default_factory=Fp8Sites)
-    first_chunk: int = 32
-    prompt_multiple: int = 4
-
-    def __post_init__(self):
-        for name in ("max_response_length", "first_chunk", "prompt_multiple"):
-            value = getattr(self, name)
-            schema.require(value > 0 and not isinstance(value, bool), name, value, "a positive integer")
-        top_k = self.capture_top_k
-        schema.require(top_k >= 0 and not isinstance(top_k, bool), "capture_top_k", top_k, "an integer of 0 or more")
+FEWEST_ROWS = 8  # smaller batches are hardly faster
+REFILL_SHARE = 4  # a chunk ends when one row in so many is free for those that wait
 
 
-@flax.struct.dataclass
-class State:
-    """What the decoding loop carries. B rows, T response positions.
+@dataclasses.dataclass
+class Usage:
+    """What a rollout took.
 
     Attributes:
-      hidden: [B, D], final hidden state of the newest token, from which the next one is drawn.
-      cache: keys and values of prompt and response.
-      keys: PRNG key of each row, [B].
-      prompt_lengths: int32 [B].
-      step: int32 [], response position that comes next.
-      done: bool [B].
-      lengths: int32 [B], response tokens so far.
-      tokens, logprobs, log_kept_mass: [B, T], records.
-      topk_ids, topk_logprobs: [B, T, K].
-      entropy: [B, T], or None.
-      prompt_width: P, static.
+      tokens: response tokens.
+      row_steps: rows times decoding steps; tokens / row_steps of the work was of use.
+      chunks: times that the host looked.
+      prefilled: prompts run through the model, fillers included.
+      programs: (rows, cache length) of the decoding programs used; a sampler compiles each once.
     """
 
-    hidden: jax.Array
-    cache: KVCache
-    keys: jax.Array
-    prompt_lengths: jax.Array
-    step: jax.Array
-    done: jax.Array
-    lengths: jax.Array
-    tokens: jax.Array
-    logprobs: jax.Array
-    log_kept_mass: jax.Array
-    topk_ids: jax.Array
-    topk_logprobs: jax.Array
-    entropy: jax.Array | None
-    prompt_width: int = flax.struct.field(pytree_node=False)
+    tokens: int = 0
+    row_steps: int = 0
+    chunks: int = 0
+    prefilled: int = 0
+    programs: set[tuple[int, int]] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +71,9 @@ class Sampler:
         *,
         group_size: int = 1,
         seeds: Sequence[int] | None = None,
+        limits: Sequence[int] | None = None,
         policy_step: int = 0,
+        report: Callable[[int, Usage], None] | None = None,
     ) -> Rollout:
         """Samples `group_size` responses to every prompt.
 
@@ -132,161 +83,256 @@ class Sampler:
           key: of this rollout.
           group_size: G.
           seeds: one integer per response (prompts x G, group-major); by default its index.
+          limits: most tokens of each response, 1 to T; by default T.
           policy_step: optimizer step of `params`, recorded.
+          report: called after every chunk with the number of finished responses and the usage so far.
 
         Returns:
-          A `Rollout` of len(prompts) * G rows.
+          A `Rollout` of len(prompts) * G rows, in host memory.
 
         Raises:
-          ValueError: an empty prompt, K above the vocabulary, routing of a model without experts, or a number of seeds
-            that does not fit; names it.
+          ValueError: an empty prompt, K above the vocabulary, routing of a model without experts, or seeds or limits
+            that do not fit; names it.
         """
-        config = self.config
         schema.require(
-            config.capture_top_k <= self.model.vocab_size,
+            self.config.capture_top_k <= self.model.vocab_size,
             "capture_top_k",
-            config.capture_top_k,
+            self.config.capture_top_k,
             f"at most the vocabulary's size, {self.model.vocab_size}",
         )
         schema.require(
-            bool(self.model.num_moe_layers) or not config.capture_routing,
+            bool(self.model.num_moe_layers) or not self.config.capture_routing,
             "capture_routing",
-            config.capture_routing,
+            self.config.capture_routing,
             "False: the model has no experts",
         )
         rows = len(prompts) * group_size
         seeds = np.arange(rows) if seeds is None else np.asarray(seeds)
         schema.require(len(seeds) == rows, "seeds", len(seeds), f"one per response, {rows}")
-        tokens, mask = self._pad(prompts)
-        params = self._load(params)
-        state = self._prefill(params, tokens, mask, key, seeds.astype(np.uint32), group_size)
-        chunk, end = config.first_chunk, 0
-        while end < config.max_response_length and not (end and bool(jnp.all(state.done))):
-            end = min(end + chunk, config.max_response_length)
-            state = self._decode(params, self._grow(state, tokens.shape[1] + end), end)
-            chunk *= 2
-        return self._rollout(tokens, mask, state, group_size, policy_step)
+        longest = self.config.max_response_length
+        limits = np.full(rows, longest) if limits is None else np.asarray(limits)
+        schema.require(len(limits) == rows, "limits", len(limits), f"one per response, {rows}")
+        fit = rows == 0 or 1 <= limits.min() <= limits.max() <= longest
+        schema.require(fit, "limits", limits.tolist(), f"between 1 and max_response_length = {longest}")
+        tokens, mask = pad(prompts, self.config.pad_id)
+        work = _Work(self, params, tokens, mask, key, seeds.astype(np.uint32), limits.astype(np.int32), group_size)
+        while work.fill():
+            work.decode()
+            if report is not None:
+                report(work.finished, work.usage)
+        return work.rollout(policy_step)
 
-    def _pad(self, prompts) -> tuple[np.ndarray, np.ndarray]:
-        """Left-padded tokens and mask, [prompts, P]."""
-        for i, prompt in enumerate(prompts):
-            schema.require(len(prompt) > 0, f"prompts[{i}]", list(prompt), "at least one token long")
-        multiple = self.config.prompt_multiple
-        width = -(-max(map(len, prompts), default=1) // multiple) * multiple
-        tokens = np.full((len(prompts), width), self.config.pad_id, np.int32)
-        mask = np.zeros((len(prompts), width), bool)
-        for i, prompt in enumerate(prompts):
-            tokens[i, width - len(prompt) :] = prompt
-            mask[i, width - len(prompt) :] = True
-        return tokens, mask
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def _load(self, params):
-        """The parameters in the sampler's layout: quantised where emulated, one tree per layer."""
-        params = quantize_weights(params, self.config.fp8)
-        return params, unstack_layers(params)
+class _Work:
+    """One rollout under way: which sequence each row holds, who waits, and what has been recorded."""
 
-    @functools.partial(jax.jit, static_argnums=(0, 6))
-    def _prefill(self, params, tokens, mask, key, seeds, group_size) -> State:
-        params, layers = params
-        model = nnx.merge(self.graphdef, params)
-        count, width = tokens.shape
-        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0).astype(jnp.int32)
-        cache = caches.init_cache(self.model, count, width, record_routing=self.config.capture_routing)
-        hidden, cache = model.decode(tokens, positions, cache, jnp.int32(0), mask, self.config.fp8, layers)
+    def __init__(self, sampler: Sampler, params, tokens, mask, key, seeds, limits, group_size: int):
+        config = self.config = sampler.config
+        self.graphdef, self.model = sampler.graphdef, sampler.model
+        # What no program depends on is taken out, so that samplers which differ in it share theirs.
+        self.compiled = dataclasses.replace(config, slots=0, first_chunk=1, max_response_length=1)
+        self.loaded = programs.load(params, config.fp8)
+        self.prompts, self.prompt_mask, self.key, self.group_size = tokens, mask, key, group_size
+        self.seeds, self.limits = seeds, limits
+        self.total, self.width = len(seeds), tokens.shape[1]
+        self.usage, self.finished, self.waiting_from = Usage(), 0, 0
 
-        rows, length, top_k = count * group_size, self.config.max_response_length, self.config.capture_top_k
-        return State(
-            hidden=jnp.repeat(hidden[:, -1], group_size, axis=0),
-            cache=caches.repeat(cache, group_size),
-            keys=jax.vmap(lambda seed: jax.random.fold_in(key, seed))(seeds),
-            prompt_lengths=jnp.repeat(jnp.sum(mask, axis=1, dtype=jnp.int32), group_size),
-            step=jnp.int32(0),
-            done=jnp.zeros(rows, bool),
-            lengths=jnp.zeros(rows, jnp.int32),
-            tokens=jnp.full((rows, length), self.config.pad_id, jnp.int32),
-            logprobs=jnp.zeros((rows, length), jnp.float32),
-            log_kept_mass=jnp.zeros((rows, length), jnp.float32),
-            topk_ids=jnp.zeros((rows, length, top_k), jnp.int32),
-            topk_logprobs=jnp.zeros((rows, length, top_k), jnp.float32),
-            entropy=jnp.zeros((rows, length), jnp.float32) if self.config.capture_entropy else None,
-            prompt_width=width,
+        # ---- The rows: which sequence each holds (-1 for none), and how far it has come
+        rows = min(config.slots or self.total, self.total)
+        self.row_ladder = _row_ladder(rows)
+        self.lengths = [self.width + room for room in _room_ladder(config)]
+        self.sequence, self.steps = np.full(rows, -1), np.zeros(rows, np.int32)
+        self.slots: Slots | None = None
+        self.column = self.width
+        self.block: Prefilled | None = None
+        self.block_start, self.block_size = 0, -(-rows // group_size) if rows else 0
+
+        # ---- The records
+        shape = (self.total, config.max_response_length)
+        self.tokens = np.full(shape, config.pad_id, np.int32)
+        self.logprobs, self.log_kept_mass = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        view = (*shape, config.capture_top_k)
+        self.topk = TopKView(np.zeros(view, np.int32), np.zeros(view, np.float32)) if config.capture_top_k else None
+        self.entropy = np.zeros(shape, np.float32) if config.capture_entropy else None
+        experts = (self.model.num_moe_layers, self.model.moe.experts_per_token)
+        routing = config.capture_routing
+        self.routing = np.zeros((*shape, *experts), np.int32) if routing else None
+        self.prompt_routing = np.zeros((*tokens.shape, *experts), np.int32) if routing else None
+        self.response_lengths = np.zeros(self.total, np.int32)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that no row holds yet."""
+        return self.total - self.waiting_from
+
+    def fill(self) -> bool:
+        """Gives free rows to sequences that wait; False when everything is done."""
+        active = self.sequence >= 0
+        if not active.any() and not self.waiting:
+            return False
+        self._make_room(active)
+        free = np.flatnonzero(self.sequence < 0)
+        while len(free) and self.waiting:
+            self._prefill(self.waiting_from // self.group_size)
+            count = min(
+                len(free), self.waiting, (self.block_start + self.block_size) * self.group_size - self.waiting_from
+            )
+            rows, free = free[:count], free[count:]
+            sequences = self.waiting_from + np.arange(count)
+            source = np.full(len(self.sequence), -1, np.int32)
+            source[rows] = sequences // self.group_size - self.block_start
+            # Rows that no sequence starts in take part with any numbers.
+            given = np.zeros(len(source), int)
+            given[rows] = sequences
+            self.slots = programs.insert(
+                self.slots, self.block, source, self.key, self.seeds[given], self.limits[given]
+            )
+            self.sequence[rows], self.steps[rows] = sequences, 0
+            self.waiting_from += count
+        return True
+
+    def decode(self) -> None:
+        """Runs one chunk and takes its records."""
+        length = self.slots.cache.length
+        self.slots, record = programs.decode(
+            self.graphdef,
+            self.compiled,
+            self.loaded,
+            self.slots,
+            np.int32(length - self.column),
+            np.int32(self._enough_finished()),
+            length - self.width,
         )
+        record, steps, done = jax.device_get((record, self.slots.steps, self.slots.done))
+        advanced = np.where(self.sequence >= 0, steps - self.steps, 0)
+        rows, columns = np.nonzero(np.arange(length - self.width) < advanced[:, None])
+        at = self.sequence[rows], self.steps[rows] + columns
 
-    @functools.partial(jax.jit, static_argnums=(0, 2))
-    def _grow(self, state: State, length: int) -> State:
-        return state.replace(cache=caches.grow(state.cache, length))
+        def keep(buffer, new):
+            buffer[at] = new[rows, columns]
 
-    @functools.partial(jax.jit, static_argnums=(0, 3), donate_argnums=2)
-    def _decode(self, params, state: State, end: int) -> State:
-        """Decodes up to response position `end`, or until every row is done."""
-        params, layers = params
-        model = nnx.merge(self.graphdef, params)
-        return jax.lax.while_loop(
-            lambda s: (s.step < end) & ~jnp.all(s.done), lambda s: self._step(model, layers, s), state
-        )
+        for name in ("tokens", "logprobs", "log_kept_mass", "topk", "entropy", "routing"):
+            jax.tree.map(keep, getattr(self, name), getattr(record, name))
+        ended = done & (self.sequence >= 0)
+        self.response_lengths[self.sequence[ended]] = steps[ended]
+        self.usage.tokens += int(advanced.sum())
+        self.usage.row_steps += int(advanced.max()) * len(done)
+        self.usage.chunks += 1
+        self.usage.programs.add((len(done), length))
+        self.finished += int(ended.sum())
+        self.column += int(advanced.max())
+        self.steps = np.array(steps)
+        self.sequence = np.where(ended, -1, self.sequence)
 
-    def _step(self, model, layers, state: State) -> State:
-        """Draws one token for every row, records it, and runs it through the model."""
-        distribution = behavior_distribution(model.logits(state.hidden), self.config.choice)
-        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(state.keys, state.step)
-        token = draw(distribution, keys, self.config.choice).astype(jnp.int32)
-        logprob = jnp.take_along_axis(distribution.logprobs, token[:, None], axis=1)[:, 0]
-
-        def record(buffer, value):
-            old = jax.lax.dynamic_index_in_dim(buffer, state.step, axis=1, keepdims=False)
-            keep = state.done.reshape(-1, *[1] * (old.ndim - 1))
-            return jax.lax.dynamic_update_index_in_dim(buffer, jnp.where(keep, old, value), state.step, axis=1)
-
-        records = {
-            "tokens": record(state.tokens, token),
-            "logprobs": record(state.logprobs, logprob),
-            "log_kept_mass": record(state.log_kept_mass, distribution.log_kept_mass),
-        }
-        if self.config.capture_top_k:
-            values, ids = jax.lax.top_k(distribution.logprobs, self.config.capture_top_k)
-            records |= {"topk_ids": record(state.topk_ids, ids), "topk_logprobs": record(state.topk_logprobs, values)}
-        if self.config.capture_entropy:
-            records["entropy"] = record(state.entropy, entropy(distribution))
-
-        stopped = jnp.isin(token, jnp.array(self.config.stop_ids, jnp.int32))
-        hidden, cache = model.decode(
-            token[:, None],
-            (state.prompt_lengths + state.step)[:, None],
-            state.cache,
-            state.prompt_width + state.step,
-            ~state.done[:, None],
-            self.config.fp8,
-            layers,
-        )
-        return state.replace(
-            hidden=hidden[:, 0],
-            cache=cache,
-            step=state.step + 1,
-            done=state.done | stopped,
-            lengths=state.lengths + ~state.done,
-            **records,
-        )
-
-    def _rollout(self, tokens, mask, state: State, group_size: int, policy_step: int) -> Rollout:
-        rows = len(tokens) * group_size
-        positions = jnp.arange(self.config.max_response_length)
-        topk = TopKView(state.topk_ids, state.topk_logprobs) if self.config.capture_top_k else None
-        routing = state.cache.routed_experts
-        if routing is not None:  # decoding ends early where every row is done
-            extra = tokens.shape[1] + self.config.max_response_length - routing.shape[1]
-            routing = jnp.pad(routing, [(0, 0), (0, extra), (0, 0), (0, 0)])
+    def rollout(self, policy_step: int) -> Rollout:
+        """The record of everything."""
+        last = self.tokens[np.arange(self.total), np.maximum(self.response_lengths, 1) - 1]
+        routing = None
+        if self.routing is not None:
+            routing = np.concatenate([np.repeat(self.prompt_routing, self.group_size, axis=0), self.routing], axis=1)
+        stopped = np.isin(last, np.array(self.config.stop_ids, np.int32))
         return Rollout(
-            prompt_tokens=np.repeat(tokens, group_size, axis=0),
-            prompt_mask=np.repeat(mask, group_size, axis=0),
-            response_tokens=state.tokens,
-            response_mask=positions < state.lengths[:, None],
-            finish_reason=jnp.where(state.done, FinishReason.STOP, FinishReason.LENGTH).astype(jnp.int32),
-            behavior_logprobs=state.logprobs,
-            group_ids=np.arange(rows, dtype=np.int32) // group_size,
-            log_kept_mass=state.log_kept_mass,
-            topk=topk,
-            entropy=state.entropy,
+            prompt_tokens=np.repeat(self.prompts, self.group_size, axis=0),
+            prompt_mask=np.repeat(self.prompt_mask, self.group_size, axis=0),
+            response_tokens=self.tokens,
+            response_mask=np.arange(self.config.max_response_length) < self.response_lengths[:, None],
+            finish_reason=np.where(stopped, FinishReason.STOP, FinishReason.LENGTH).astype(np.int32),
+            behavior_logprobs=self.logprobs,
+            group_ids=np.arange(self.total, dtype=np.int32) // self.group_size,
+            log_kept_mass=self.log_kept_mass,
+            topk=self.topk,
+            entropy=self.entropy,
             routed_experts=routing,
             policy_step=np.int32(policy_step),
         )
+
+    def _make_room(self, active: np.ndarray) -> None:
+        """Fewer rows where fewer will do, and free columns for the chunk to come."""
+        oldest = self.width + int(self.steps[active].max(initial=0))
+        wanted = min(self.config.first_chunk, self._remaining())
+        fits = next((length for length in self.lengths if length - oldest >= wanted), self.lengths[-1])
+        if self.slots is None:
+            self.slots = programs.empty(self.model, len(self.sequence), fits, self.column, self.config.capture_routing)
+            return
+        rows = self._rows_needed(int(active.sum()) + self.waiting)
+        length = self.slots.cache.length
+        crowded = length - self.column < wanted and (self.column > oldest or fits > length)
+        if rows == len(self.sequence) and not crowded:
+            return
+        kept = np.argsort(~active, kind="stable")[:rows]
+        self.slots = programs.arrange(self.slots, kept.astype(np.int32), np.int32(oldest), fits)
+        self.sequence, self.steps, self.column = self.sequence[kept], self.steps[kept], oldest
+
+    def _remaining(self) -> int:
+        """Steps that may be left until everything is finished or refilled."""
+        if self.waiting:
+            return self.config.max_response_length
+        active = self.sequence >= 0
+        return int((self.limits[self.sequence] - self.steps)[active].max())
+
+    def _rows_needed(self, sequences: int) -> int:
+        """Size of the batch from now on; a smaller one is compiled only where many steps are left to gain by it."""
+        if self._remaining() < self.config.first_chunk:
+            return len(self.sequence)
+        return min(rows for rows in self.row_ladder if rows >= min(sequences, self.row_ladder[0]))
+
+    def _enough_finished(self) -> int:
+        """Finished rows at which the host has something to do."""
+        rows = len(self.sequence)
+        if self.waiting:
+            return max(1, rows // REFILL_SHARE)
+        smaller = [size for size in self.row_ladder if size < rows]
+        if smaller and self._remaining() >= self.config.first_chunk:
+            return rows - smaller[0]
+        return rows
+
+    def _prefill(self, prompt: int) -> None:
+        """Makes `prompt` one of the prefilled block."""
+        if self.block is not None and prompt < self.block_start + self.block_size:
+            return
+        part = slice(prompt, prompt + self.block_size)
+        tokens, mask = self.prompts[part], self.prompt_mask[part]
+        # The last block repeats a prompt, so that its shape is that of the others.
+        missing = self.block_size - len(tokens)
+        tokens, mask = (np.pad(x, [(0, missing), (0, 0)], mode="edge") for x in (tokens, mask))
+        config, self.block_start = self.config, prompt
+        self.block = programs.prefill(
+            self.graphdef, self.model, config.fp8, self.loaded, tokens, mask, config.capture_routing
+        )
+        if self.prompt_routing is not None:
+            self.prompt_routing[part] = self.block.cache.routed_experts[: len(tokens) - missing]
+        self.usage.prefilled += self.block_size
+
+
+def pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Left-padded tokens and mask, [prompts, P]; P is 2^n or 3 * 2^n, so that few widths are ever compiled."""
+    for i, prompt in enumerate(prompts):
+        schema.require(len(prompt) > 0, f"prompts[{i}]", list(prompt), "at least one token long")
+    longest = max(map(len, prompts), default=1)
+    power = 4
+    while 2 * power < longest:
+        power *= 2
+    width = next(size for size in (power, 3 * power // 2, 2 * power) if size >= longest)
+    tokens = np.full((len(prompts), width), pad_id, np.int32)
+    mask = np.zeros((len(prompts), width), bool)
+    for i, prompt in enumerate(prompts):
+        tokens[i, width - len(prompt) :] = prompt
+        mask[i, width - len(prompt) :] = True
+    return tokens, mask
+
+
+def _row_ladder(rows: int) -> list[int]:
+    """Sizes of the batch, falling: each a quarter of the last."""
+    ladder = [rows]
+    while ladder[-1] // 4 >= FEWEST_ROWS:
+        ladder.append(ladder[-1] // 4)
+    return ladder
+
+
+def _room_ladder(config: SamplingConfig) -> list[int]:
+    """Response columns of the caches, rising: 1, 3, 7, ... times the first chunk, up to the longest response."""
+    ladder, step = [config.first_chunk], config.first_chunk
+    while ladder[-1] < config.max_response_length:
+        step *= 2
+        ladder.append(ladder[-1] + step)
+    return [min(room, config.max_response_length) for room in ladder]

@@ -67,3 +67,19 @@ def evaluate(
         truncated=float((np.asarray(collected.rollout.finish_reason) == FinishReason.LENGTH).mean()),
         collected=collected,
     )
+
+
+def pass_at(collected: Collected, samples: int) -> dict[int, tuple[float, float, float]]:
+    """Unbiased pass@k for k = 1, 2, 4, ... and `samples`: k -> (mean over prompts, low, high), 95 % over prompts.
+
+    Args:
+      collected: group-major, `samples` completions of each prompt; a failed grader counts as not correct.
+      samples: n.
+    """
+    correct = (np.nan_to_num(collected.rewards).reshape(-1, samples) >= 1).sum(axis=1)
+    ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
+    result = {}
+    for k in ks:
+        per_prompt = [pass_at_k(samples, int(c), k) for c in correct]
+        result[k] = (float(np.mean(per_prompt)), *mean_interval(per_prompt))
+    return result

@@ -9,6 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
@@ -88,6 +89,37 @@ class Bar:
             return elapsed
         left = max(0.0, (self._total - self._done) / rate - (now - self._updated))
         return f"{pace(rate)}  {elapsed}  {clock_time(left)} left"
+
+
+class SamplingPace:
+    """Shows a sampler's progress: what it reports after every chunk, as tokens per second."""
+
+    def __init__(self, bar: Bar, clock: Callable[[], float] = time.monotonic):
+        """
+        Args:
+          bar: of responses.
+          clock: seconds.
+        """
+        self._bar, self._clock, self._start, self._usage = bar, clock, clock(), None
+
+    def __call__(self, finished: int, usage: Any) -> None:
+        """For `Sampler(..., report=)`."""
+        self._usage = usage
+        self._bar.update(finished, {"tok/s": self._rate()})
+
+    def summary(self) -> dict[str, str]:
+        """What the sampling took, for `summary`."""
+        used = self._usage
+        if used is None:
+            return {"tokens": "0"}
+        return {
+            "tokens": f"{used.tokens} ({number(self._rate())} per second, compilation included)",
+            "row steps": f"{used.row_steps} in {used.chunks} chunks; {used.tokens / used.row_steps:.0%} gave a token",
+            "decoding programs": f"{len(used.programs)} compiled",
+        }
+
+    def _rate(self) -> float:
+        return self._usage.tokens / max(self._clock() - self._start, 1e-9)
 
 
 @contextlib.contextmanager

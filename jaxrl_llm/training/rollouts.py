@@ -175,6 +175,7 @@ def create(run: RunConfig, task: tasks.Task, policy: Policy, key: jax.Array) -> 
         capture_top_k=r.capture_top_k,
         capture_routing=r.routing_replay,
         fp8=r.fp8.sites,
+        slots=r.slots,
     )
     return Gather(run, task, policy, Sampler(policy.graphdef, policy.config, config), key)
 

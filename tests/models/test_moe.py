@@ -169,7 +169,7 @@ def test_sampled_routing_is_replayed_by_a_training_step():
     sampler = Sampler(graphdef, config, SamplingConfig(5, (2,), capture_routing=True))
     rollout = sampler(params, [[1, 5, 6], [1, 4, 3, 3, 7]], jax.random.key(0), group_size=2)
     batch = batches.from_rollout(rollout, jnp.array([1.0, 0.5, -1.0, -2.0]))
-    assert batch.routed_experts.shape == (4, 13, 2, 2)
+    assert batch.routed_experts.shape == (4, 11, 2, 2)
     step = TrainStep(Forward(graphdef, config.vocab_size), objectives.build({"name": "grpo"}), optax.sgd(10.0))
     state = TrainState(jnp.int32(0), params, optimizers.init(step.optimizer, params), jnp.int32(0))
 

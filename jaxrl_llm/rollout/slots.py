@@ -1,0 +1,329 @@
+"""The device's part of sampling: what the decoding loop carries, and the programs that change it.
+
+`prefill` runs prompts through the model, `insert` lets sequences start from them, `decode` draws tokens until enough
+sequences are finished, `arrange` keeps some rows and makes room. All rows write to the same column of the cache, and a
+sequence that starts later has its prompt placed just before that column: one offset serves rows of any age, so a step
+updates the cache with one slice, and room is needed for the oldest sequence alone.
+"""
+
+import dataclasses
+import functools
+import operator
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl_llm import schema
+from jaxrl_llm.models import cache as caches
+from jaxrl_llm.models.cache import KVCache
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.decoder import unstack_layers
+from jaxrl_llm.models.delta_net import RecurrentState
+from jaxrl_llm.ops.fp8 import Fp8Sites
+from jaxrl_llm.rollout.choice import Choice, behavior_distribution, draw, entropy
+from jaxrl_llm.rollout.emulate import quantize_weights
+from jaxrl_llm.types import TopKView
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """How responses are sampled and what is recorded. Static under jit.
+
+    Attributes:
+      max_response_length: T; a response without an end token is cut there.
+      stop_ids: ids that end a response; the end token belongs to it.
+      pad_id: filler of unused positions; may equal an end id.
+      choice: temperature, truncation, rounding of the logits.
+      capture_top_k: K of the recorded top-K view; 0 for none.
+      capture_entropy: record the entropy of each distribution.
+      capture_routing: record the experts that every token went through, for the trainer to replay.
+      fp8: emulation of weights, activations and cache (logits: `choice.fp8`).
+      slots: sequences decoded at once, the others wait for a place; 0 for all of them.
+      first_chunk: tokens that the first cache has room for; each larger cache adds twice as many as the last.
+    """
+
+    max_response_length: int
+    stop_ids: tuple[int, ...]
+    pad_id: int = 0
+    choice: Choice = dataclasses.field(default_factory=Choice)
+    capture_top_k: int = 0
+    capture_entropy: bool = False
+    capture_routing: bool = False
+    fp8: Fp8Sites = dataclasses.field(default_factory=Fp8Sites)
+    slots: int = 0
+    first_chunk: int = 32
+
+    def __post_init__(self):
+        for name in ("max_response_length", "first_chunk"):
+            value = getattr(self, name)
+            schema.require(value > 0 and not isinstance(value, bool), name, value, "a positive integer")
+        for name in ("capture_top_k", "slots"):
+            value = getattr(self, name)
+            schema.require(value >= 0 and not isinstance(value, bool), name, value, "an integer of 0 or more")
+
+
+@flax.struct.dataclass
+class Prefilled:
+    """Prompts that sequences can start from, M of them, P tokens wide.
+
+    Attributes:
+      hidden: [M, D], final hidden state of the last prompt token.
+      cache: keys and values, P slots.
+      lengths: int32 [M].
+    """
+
+    hidden: jax.Array
+    cache: KVCache
+    lengths: jax.Array
+
+
+@flax.struct.dataclass
+class Slots:
+    """R sequences under way.
+
+    Attributes:
+      hidden: [R, D], final hidden state of the newest token, from which the next one is drawn.
+      cache: keys and values of prompt and response, C slots.
+      column: int32 [], the cache slot that comes next in every row.
+      keys: PRNG key of each row, [R].
+      prompt_lengths: int32 [R].
+      steps: int32 [R], response tokens so far.
+      limits: int32 [R], response tokens at most.
+      done: bool [R], nothing more to draw; the row is free.
+    """
+
+    hidden: jax.Array
+    cache: KVCache
+    column: jax.Array
+    keys: jax.Array
+    prompt_lengths: jax.Array
+    steps: jax.Array
+    limits: jax.Array
+    done: jax.Array
+
+
+@flax.struct.dataclass
+class Record:
+    """What one chunk of W steps drew, step by step; a row's first entries, as many as it advanced, are real.
+
+    Attributes:
+      tokens: int32 [R, W].
+      logprobs: float32 [R, W], of the drawn token.
+      log_kept_mass: float32 [R, W].
+      topk: [R, W, K], or None.
+      entropy: float32 [R, W], nats, or None.
+      routing: int32 [R, W, MoE layers, experts per token], experts that the drawn token went through, or None.
+    """
+
+    tokens: jax.Array
+    logprobs: jax.Array
+    log_kept_mass: jax.Array
+    topk: TopKView | None
+    entropy: jax.Array | None
+    routing: jax.Array | None
+
+
+@functools.partial(jax.jit, static_argnames="fp8")
+def load(params: Any, fp8: Fp8Sites) -> tuple[Any, tuple[Any, ...]]:
+    """The parameters as the sampler uses them: quantised where emulated, and one tree per layer besides."""
+    params = quantize_weights(params, fp8)
+    return params, unstack_layers(params)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "rows", "length", "routing"))
+def empty(model: ModelConfig, rows: int, length: int, column: int, routing: bool = False) -> Slots:
+    """`rows` free rows with a cache of `length` slots, which remembers experts with `routing`."""
+    return Slots(
+        hidden=jnp.zeros((rows, model.hidden_size), model.dtype),
+        cache=caches.init_cache(model, rows, length, record_routing=routing),
+        column=jnp.int32(column),
+        keys=jax.random.split(jax.random.key(0), rows),
+        prompt_lengths=jnp.zeros(rows, jnp.int32),
+        steps=jnp.zeros(rows, jnp.int32),
+        limits=jnp.zeros(rows, jnp.int32),
+        done=jnp.ones(rows, bool),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "model", "fp8", "routing"))
+def prefill(
+    graphdef: nnx.GraphDef,
+    model: ModelConfig,
+    fp8: Fp8Sites,
+    loaded: Any,
+    tokens: jax.Array,
+    mask: jax.Array,
+    routing: bool = False,
+) -> Prefilled:
+    """Runs left-padded prompts, int32 and bool [M, P], through the model."""
+    params, layers = loaded
+    count, width = tokens.shape
+    positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0).astype(jnp.int32)
+    hidden, cache = nnx.merge(graphdef, params).decode(
+        tokens,
+        positions,
+        caches.init_cache(model, count, width, record_routing=routing),
+        jnp.int32(0),
+        mask,
+        fp8,
+        layers,
+    )
+    return Prefilled(hidden[:, -1], cache, jnp.sum(mask, axis=1, dtype=jnp.int32))
+
+
+@functools.partial(jax.jit, donate_argnames="slots")
+def insert(
+    slots: Slots, prompts: Prefilled, source: jax.Array, key: jax.Array, seeds: jax.Array, limits: jax.Array
+) -> Slots:
+    """Starts a sequence in every row whose `source` int32 [R] names a prompt; -1 leaves the row as it is.
+
+    Args:
+      slots: `column` at least P.
+      prompts: where the sequences start.
+      source: int32 [R].
+      key: of the rollout.
+      seeds, limits: uint32 and int32 [R], of the sequences that start.
+    """
+    fresh, take = source >= 0, jnp.maximum(source, 0)
+    width = prompts.cache.length
+    start = slots.column - width
+
+    def place(buffer, new):
+        if isinstance(buffer, RecurrentState):  # of a row as a whole, without slots
+            return jax.tree.map(
+                lambda old, x: jnp.where(fresh.reshape(-1, *[1] * (x.ndim - 1)), x[take], old), buffer, new
+            )
+        old = jax.lax.dynamic_slice_in_dim(buffer, start, width, axis=1)
+        mixed = jnp.where(fresh.reshape(-1, *[1] * (buffer.ndim - 1)), new[take], old)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, mixed, start, axis=1)
+
+    cleared = slots.cache.replace(valid=slots.cache.valid & ~fresh[:, None])
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
+    return slots.replace(
+        hidden=jnp.where(fresh[:, None], prompts.hidden[take], slots.hidden),
+        cache=jax.tree.map(place, cleared, prompts.cache, is_leaf=_recurrent),
+        keys=jnp.where(fresh, keys, slots.keys),
+        prompt_lengths=jnp.where(fresh, prompts.lengths[take], slots.prompt_lengths),
+        steps=jnp.where(fresh, 0, slots.steps),
+        limits=jnp.where(fresh, limits, slots.limits),
+        done=jnp.where(fresh, False, slots.done),
+    )
+
+
+@functools.partial(jax.jit, static_argnames="length")
+def arrange(slots: Slots, rows: jax.Array, column: jax.Array, length: int) -> Slots:
+    """Keeps `rows` int32 [R'] and moves every row's newest column to just before `column`, in `length` slots."""
+    shift = slots.column - column
+
+    def move(x):
+        if isinstance(x, RecurrentState):
+            return jax.tree.map(operator.itemgetter(rows), x)
+        x = x[rows]
+        # Columns before the first and behind the last are empty; what is pushed out belongs to no sequence.
+        pad = [(0, 0)] * x.ndim
+        pad[1] = (length, length)
+        return jax.lax.dynamic_slice_in_dim(jnp.pad(x, pad), length + shift, length, axis=1)
+
+    per_row = {
+        name: getattr(slots, name)[rows] for name in ("hidden", "keys", "prompt_lengths", "steps", "limits", "done")
+    }
+    return slots.replace(cache=jax.tree.map(move, slots.cache, is_leaf=_recurrent), column=column, **per_row)
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "config", "width"), donate_argnames="slots")
+def decode(
+    graphdef: nnx.GraphDef,
+    config: SamplingConfig,
+    loaded: Any,
+    slots: Slots,
+    steps: jax.Array,
+    finished: jax.Array,
+    width: int,
+) -> tuple[Slots, Record]:
+    """Draws tokens for at most `steps` steps, or until `finished` rows are done.
+
+    Args:
+      graphdef: the decoder without parameters.
+      config: how to sample.
+      loaded: from `load`.
+      slots: R rows with at least `steps` free columns.
+      steps, finished: int32 [].
+      width: W, at least `steps`.
+    """
+    params, layers = loaded
+    model = nnx.merge(graphdef, params)
+    rows, top_k = slots.done.shape[0], config.capture_top_k
+    numbers = jnp.zeros((rows, width), jnp.float32)
+    view = (rows, width, top_k)
+    record = Record(
+        tokens=jnp.zeros((rows, width), jnp.int32),
+        logprobs=numbers,
+        log_kept_mass=numbers,
+        topk=TopKView(jnp.zeros(view, jnp.int32), jnp.zeros(view, jnp.float32)) if top_k else None,
+        entropy=numbers if config.capture_entropy else None,
+        routing=_routing_buffer(slots.cache, width),
+    )
+
+    def more(carry):
+        step, slots, _ = carry
+        return (step < steps) & (jnp.sum(slots.done) < finished)
+
+    def body(carry):
+        step, slots, record = carry
+        slots, drawn = _step(model, layers, config, slots)
+        record = jax.tree.map(
+            lambda buffer, new: jax.lax.dynamic_update_index_in_dim(buffer, new, step, axis=1), record, drawn
+        )
+        return step + 1, slots, record
+
+    _, slots, record = jax.lax.while_loop(more, body, (jnp.int32(0), slots, record))
+    return slots, record
+
+
+def _step(model, layers, config: SamplingConfig, slots: Slots) -> tuple[Slots, Record]:
+    """Draws one token for every row and runs it through the model; [R, ...] of each record."""
+    choice, fp8 = config.choice, config.fp8
+    distribution = behavior_distribution(model.logits(slots.hidden), choice, config.capture_top_k)
+    token = draw(distribution, jax.vmap(jax.random.fold_in)(slots.keys, slots.steps), choice).astype(jnp.int32)
+    record = Record(
+        tokens=token,
+        logprobs=jnp.take_along_axis(distribution.logprobs, token[:, None], axis=1)[:, 0],
+        log_kept_mass=distribution.log_kept_mass,
+        topk=distribution.topk,
+        entropy=entropy(distribution) if config.capture_entropy else None,
+        routing=None,
+    )
+    positions = slots.prompt_lengths + slots.steps
+    hidden, cache = model.decode(
+        token[:, None], positions[:, None], slots.cache, slots.column, ~slots.done[:, None], fp8, layers
+    )
+    if cache.routed_experts is not None:
+        record = dataclasses.replace(
+            record, routing=jax.lax.dynamic_index_in_dim(cache.routed_experts, slots.column, axis=1, keepdims=False)
+        )
+    steps = slots.steps + ~slots.done
+    stopped = jnp.isin(token, jnp.array(config.stop_ids, jnp.int32))
+    return (
+        slots.replace(
+            hidden=hidden[:, 0],
+            cache=cache,
+            column=slots.column + 1,
+            steps=steps,
+            done=slots.done | stopped | (steps >= slots.limits),
+        ),
+        record,
+    )
+
+
+def _routing_buffer(cache: KVCache, width: int) -> jax.Array | None:
+    if cache.routed_experts is None:
+        return None
+    rows, _, *shape = cache.routed_experts.shape
+    return jnp.zeros((rows, width, *shape), jnp.int32)
+
+
+def _recurrent(x: Any) -> bool:
+    return isinstance(x, RecurrentState)

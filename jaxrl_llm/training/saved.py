@@ -1,0 +1,51 @@
+"""A finished (or running) run's policy, read back from its directory."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+from jaxrl_llm import tasks
+from jaxrl_llm.tasks import Task
+from jaxrl_llm.training import policy as policies
+from jaxrl_llm.training import sharding
+from jaxrl_llm.training.checkpoint import Checkpoints
+from jaxrl_llm.training.config import RunConfig
+from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.run_dir import RunDir
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What a run directory holds.
+
+    Attributes:
+      run: its configuration.
+      task: what it was trained on.
+      policy: with the checkpoint's parameters.
+      rollout: the checkpoint's number.
+    """
+
+    run: RunConfig
+    task: Task
+    policy: Policy
+    rollout: int
+
+
+def load(path: str, rollout: int | None = None, report: Callable[[str], None] = print) -> Saved:
+    """Reads the policy of the run at `path`; changes nothing there.
+
+    Args:
+      path: the run directory.
+      rollout: which checkpoint; the newest readable one by default.
+      report: takes one line about what a person should know.
+
+    Raises:
+      ValueError: no run directory, no such checkpoint, or one of another model; names it.
+    """
+    run_dir = RunDir(pathlib.Path(path))
+    run = RunConfig.read(run_dir.read_config())
+    with Checkpoints(run_dir.checkpoints, read_only=True, report=report) as checkpoints:
+        task = tasks.create(run.task)
+        policy = policies.create(run, task, sharding.create_mesh(run.mesh))
+        restored = checkpoints.restore({"params": policy.params}, rollout, partial=True)
+    return Saved(run, task, dataclasses.replace(policy, params=restored.state["params"]), restored.rollout)
