@@ -266,6 +266,7 @@ def test_left_padding_changes_nothing(hidden):
     assert np.isfinite(padded).all() and np.isfinite(right).all()
 
 
+@pytest.mark.slow
 def test_it_samples_and_takes_a_training_step(model):
     config, graphdef, params = model
     sampler = Sampler(graphdef, config, SamplingConfig(5, (2,), capture_routing=True))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import ModelConfig, MoEConfig
 from jaxrl_llm.training.config import RunConfig, check_devices, check_model, default_config
 
 
@@ -69,6 +69,14 @@ def test_k_above_the_vocabulary_is_refused():
         ValueError, match="config.rollout.capture_top_k is 65; it must be at most the vocabulary's size, 64"
     ):
         check_model(RunConfig.read(config), ModelConfig(vocab_size=64))
+
+
+def test_routing_replay_without_experts_is_refused():
+    config = default_config().to_dict()
+    config["rollout"]["routing_replay"] = True
+    with pytest.raises(ValueError, match="config.rollout.routing_replay is True; it must be False: the model has no"):
+        check_model(RunConfig.read(config), ModelConfig())
+    check_model(RunConfig.read(config), ModelConfig(moe=MoEConfig(4, 2)))
 
 
 def test_a_batch_that_does_not_divide_over_the_mesh_is_refused():
