@@ -122,7 +122,10 @@ def train(
             if resume:
                 console.print("the run directory holds no checkpoint yet: starting from the beginning")
             first, record = 0, {"position": 0, "beyond": {}}
-            params = _warm_start(run, task, policy, mesh, console)
+            params = _warm_start(run, task, policy, mesh, console, stop)
+            if stop.requested:
+                console.print(f"{stop.name}: stopped before RL began; there is nothing to save yet")
+                return None
             state = _initial_state(params, optimizer, mesh, reference)
             copies = (jax.tree.map(jnp.copy, params),) * run.rollout.staleness
             state = state.replace(behavior_params=copies)
@@ -268,8 +271,8 @@ def _compile_step(step: TrainStep | AutopsyStep, state: TrainState):
     return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
 
 
-def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console: Console) -> Any:
-    """Parameters after supervised learning on the task's worked solutions."""
+def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console: Console, stop: StopSignals) -> Any:
+    """Parameters after supervised learning on the task's worked solutions, as far as it came before a stop."""
     warm = run.warm_start
     if warm.steps == 0:
         return policy.params
@@ -283,6 +286,8 @@ def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console:
     step = _compile_step(TrainStep(forward, loss, optimizer), state)
     with progress.bar(console, "warm start", warm.steps) as bar:
         for i in range(warm.steps):
+            if stop.requested:
+                break
             # Drawn from the end of the stream that RL reads from its beginning.
             indices = example_indices(run.seed + 1, i * warm.batch_size, warm.batch_size, len(task.train))
             examples = [task.train[j] for j in indices]
