@@ -1,23 +1,20 @@
 """Measures parts of the package against each other: medians over repetitions in one run, printed as ratios.
 
     python experiments/benchmark.py --part=divergence
-    python experiments/benchmark.py --part=sampler
 
 divergence: D and D_dot from gathered log-probs, as a share of the log-prob computation over the vocabulary itself.
-sampler: ours against transformers' generate, continuous against static batches, and the share of the machine's ceilings.
 """
 
 import statistics
 import time
 
-import benchmark_sampler
 import jax
 import jax.numpy as jnp
 from absl import app, flags
 
 from jaxrl_llm.objectives import divergence as dv
 
-_PART = flags.DEFINE_enum("part", "divergence", ["divergence", "sampler"], "What to measure.")
+_PART = flags.DEFINE_enum("part", "divergence", ["divergence"], "What to measure.")
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens (B x T).")
 _VOCAB = flags.DEFINE_integer("vocab", 151_936, "Vocabulary.")
 _TOP_K = flags.DEFINE_integer("top_k", 20, "K.")
@@ -64,7 +61,7 @@ def divergence() -> None:
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    {"divergence": divergence, "sampler": lambda: benchmark_sampler.run(_REPETITIONS.value)}[_PART.value]()
+    {"divergence": divergence}[_PART.value]()
 
 
 if __name__ == "__main__":
