@@ -91,6 +91,7 @@ class Batch:
       reference_logprobs: float32 [B, T], log-probs under the frozen reference policy, or None.
       old_values: float32 [B, T], critic's values before the updates, or None.
       returns: float32 [B, T], value targets, or None.
+      kl_scale: float32 [B], factor on the loss's coefficient of the reference KL, or None for 1.
       log_kept_mass: float32 [B, T], see `Rollout.log_kept_mass`, or None.
       routed_experts: int32 [B, L, layers, experts per token], routing to replay, or None.
     """
@@ -106,6 +107,7 @@ class Batch:
     reference_logprobs: chex.Array | None = None
     old_values: chex.Array | None = None
     returns: chex.Array | None = None
+    kl_scale: chex.Array | None = None
     log_kept_mass: chex.Array | None = None
     routed_experts: chex.Array | None = None
 
@@ -133,6 +135,19 @@ class TokenStats:
 
 
 @flax.struct.dataclass
+class CriticState:
+    """What a critic's step changes.
+
+    Attributes:
+      params: of its head, and of its trunk where it has one of its own.
+      opt_state: optax state, float32 moments.
+    """
+
+    params: chex.ArrayTree
+    opt_state: chex.ArrayTree
+
+
+@flax.struct.dataclass
 class TrainState:
     """Everything an optimizer step changes. Randomness is `fold_in(seed, step)`, so no key is stored.
 
@@ -141,9 +156,11 @@ class TrainState:
       params: the policy's parameters (an `nnx.State` of `nnx.Param`).
       opt_state: optax state, float32 moments.
       skipped: int32 [], steps whose gradient was not finite and that changed nothing.
+      critic: the critic, or None where advantages need none.
     """
 
     step: chex.Array
     params: chex.ArrayTree
     opt_state: chex.ArrayTree
     skipped: chex.Array
+    critic: CriticState | None = None

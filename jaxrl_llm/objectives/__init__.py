@@ -26,6 +26,7 @@ from jaxrl_llm.objectives.advantage import (
 )
 from jaxrl_llm.objectives.inputs import LossInputs, LossTerms, Metric, TokenLoss, Tokens, across, add, divide, sanitize
 from jaxrl_llm.objectives.loss import PolicyLoss, build, default_config
+from jaxrl_llm.objectives.output_reset import margin_diagnostics
 from jaxrl_llm.objectives.preference import bradley_terry
 from jaxrl_llm.objectives.registry import OBJECTIVES, Objective
 from jaxrl_llm.objectives.value import explained_variance, value_loss, whiten
@@ -50,6 +51,7 @@ __all__ = [
     "explained_variance",
     "gae",
     "group_advantages",
+    "margin_diagnostics",
     "reinforce_plus_plus_advantages",
     "rloo_advantages",
     "sanitize",

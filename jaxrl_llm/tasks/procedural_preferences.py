@@ -40,7 +40,7 @@ class ProceduralPreferences:
     """
 
     longest: int = 6
-    noise: float = 0.5
+    noise: float = 0.25
     train_size: int = 20_000
     eval_size: int = 64
     seed: int = 0
@@ -114,6 +114,12 @@ class ProceduralPreferencesTask:
     def with_judge(self, judge: Judge) -> "ProceduralPreferencesTask":
         """This task, scored by `judge(examples, replies) -> scores`."""
         return dataclasses.replace(self, judge=judge)
+
+    def best_accuracy(self, examples: Sequence[Example]) -> float:
+        """Share of the comparisons with which the rule itself would agree, in expectation: what a reward model can reach."""
+        noise = self.train.config.noise
+        gaps = [utility(e.prompt, e.metadata["chosen"]) - utility(e.prompt, e.metadata["rejected"]) for e in examples]
+        return float(np.mean([preference(abs(gap), noise) for gap in gaps]))
 
     def score(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
         """The judge's scores, or by the rule: utility as a share of the best, so that the ideal reply has 1."""

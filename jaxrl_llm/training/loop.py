@@ -18,11 +18,12 @@ from jaxrl_llm import objectives, schema, tasks
 from jaxrl_llm.analysis import plots
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
+from jaxrl_llm.training import advantages, progress, reference, reward_model, samples, sharding
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training import config as configs
+from jaxrl_llm.training import critic as critics
 from jaxrl_llm.training import optimizer as optimizers
 from jaxrl_llm.training import policy as policies
-from jaxrl_llm.training import progress, samples, sharding
 from jaxrl_llm.training.autopsy import AutopsyStep
 from jaxrl_llm.training.checkpoint import Checkpoints, config_difference
 from jaxrl_llm.training.collect import Collected, Prompts, collect, rollout_metrics, tokenize
@@ -79,6 +80,7 @@ def train(
     mesh = sharding.create_mesh(run.mesh)
     configs.check_devices(run, sharding.data_shards(mesh))
     policy = policies.create(run, task, mesh)
+    rewarded = reward_model.attach(task, run.reward_model, mesh)
     config = schema.defaults(run)
     run_dir = open_run_dir(run.run_dir, config, resume=resume, overwrite=overwrite)
     if resume:
@@ -88,6 +90,7 @@ def train(
     # ---- The parts -------------------------------------------------------------------------------------------------
     loss = objectives.build(run.objective)
     optimizer = optimizers.create(run.optimizer, run.optimizer_steps)
+    critic = critics.create(run, policy)
     forward = Forward(
         policy.graphdef,
         policy.config.vocab_size,
@@ -98,7 +101,9 @@ def train(
     )
     score_old = jax.jit(functools.partial(score, forward, micro_batches=run.training.updates_per_rollout))
     sampler = Sampler(policy.graphdef, policy.config, _sampling(run, policy))
-    evaluator = _Evaluator(run, task, policy)
+    measure = jax.jit(objectives.margin_diagnostics, static_argnames="alpha")
+    # A known truth says more than the judge that the policy is trained to please.
+    evaluator = _Evaluator(run, task if getattr(task, "has_truth", False) else rewarded, policy)
     key = jax.random.key(run.seed)
 
     with (
@@ -106,22 +111,24 @@ def train(
         StopSignals() as stop,
     ):
         # ---- State: resumed, or warm-started -----------------------------------------------------------------------
-        state = _initial_state(policy.params, optimizer, mesh)
+        state = _initial_state(policy.params, optimizer, mesh, critic)
         restored = checkpoints.restore(state) if resume else None
+        # Deterministic, so that a resumed run finds the same reference policy.
+        warm = None if restored and not _needs_reference(run, loss) else _warm_start(run, task, policy, mesh, console)
+        reference_params = jax.tree.map(jnp.copy, warm) if _needs_reference(run, loss) else None
         if restored is not None:
             first, state, record = restored.rollout, restored.state, restored.record
             console.print(f"resuming after rollout {first} of {run.training.rollouts}")
         else:
             if resume:
                 console.print("the run directory holds no checkpoint yet: starting from the beginning")
-            first, record = 0, {"position": 0}
-            params = _warm_start(run, task, policy, mesh, console)
-            state = _initial_state(params, optimizer, mesh)
+            first, record = 0, {"position": 0, "kl_scale": 1.0}
+            state = _initial_state(warm, optimizer, mesh, critic)
         record["config"] = config
         step = TrainStep(forward, loss, optimizer, run.training.micro_batches)
         if run.training.autopsy_delta:
             step = AutopsyStep(step, run.training.autopsy_delta)
-        step = _compile_step(step, state)
+        step = _compile_step(critic.step(step) if critic else step, state)
 
         with MetricsWriter(run_dir.metrics, run_dir.tensorboard, first if restored else None) as metrics:
             if restored is None:
@@ -146,7 +153,7 @@ def train(
                     collected = collect(
                         sampler,
                         state.params,
-                        task,
+                        rewarded,
                         policy.tokenizer,
                         prompts.examples,
                         prompts.tokens,
@@ -155,9 +162,15 @@ def train(
                         rollout - 1,
                     )
                     sampled = time.monotonic()
-                    batch = _batch(run, collected, mesh)
-                    if "old_logprobs" in loss.needs:
+                    batch = _batch(collected, mesh)
+                    if "old_logprobs" in loss.needs or run.kl.reward:
                         batch = batch.replace(old_logprobs=score_old(state.params, batch))
+                    if reference_params is not None:
+                        batch = batch.replace(reference_logprobs=score_old(reference_params, batch))
+                    batch, assessed = advantages.assess(run, state, collected, batch, critic, record["kl_scale"])
+                    if run.kl.target:
+                        scales = jnp.full(batch.tokens.shape[0], record["kl_scale"], jnp.float32)
+                        batch = batch.replace(kl_scale=sharding.put(scales, sharding.batch_sharding(mesh)))
 
                     order = jax.random.fold_in(jax.random.fold_in(key, SHUFFLING), rollout)
                     updates = []
@@ -168,8 +181,18 @@ def train(
                     done = time.monotonic()
 
                     tokens = int(np.sum(collected.rollout.response_mask))
-                    row = rollout_metrics(collected) | reduce_updates(updates)
+                    row = rollout_metrics(collected) | assessed | reduce_updates(updates)
                     row |= _mismatch(updates[0])
+                    if run.diagnostics.margin:
+                        now = score_old(state.params, batch)
+                        where = batch.behavior_logprobs, batch.advantages, batch.response_mask
+                        row |= reduce_updates([measure(now, *where, alpha=run.diagnostics.margin)])
+                    if reference_params is not None:
+                        kl = reference.kl_per_token(
+                            batch.behavior_logprobs, batch.reference_logprobs, batch.response_mask
+                        )
+                        row["kl/reference"], row["kl/scale"] = kl, record["kl_scale"]
+                        record["kl_scale"] = reference.steer(record["kl_scale"], kl, run.kl.target, run.kl.rate)
                     row["optimizer/steps"] = rollout * len(updates)
                     row["optimizer/skipped_total"] = int(state.skipped)
                     row["time/rollout_s"], row["time/update_s"] = sampled - clock, done - sampled
@@ -259,12 +282,17 @@ def _sampling(run: RunConfig, policy: Policy) -> SamplingConfig:
     )
 
 
-def _initial_state(params: Any, optimizer, mesh) -> TrainState:
+def _needs_reference(run: RunConfig, loss: objectives.PolicyLoss) -> bool:
+    return run.kl.reward > 0 or "reference_logprobs" in loss.needs
+
+
+def _initial_state(params: Any, optimizer, mesh, critic: critics.Critic | None = None) -> TrainState:
     zero = jax.device_put(jnp.int32(0), sharding.replicated(mesh))
     init = functools.partial(optimizers.init, optimizer)
     places = sharding.shardings(jax.eval_shape(init, params), mesh)
     opt_state = jax.jit(init, out_shardings=places)(params)
-    return TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0)
+    first = None if critic is None else critic.init(params, mesh)
+    return TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0, critic=first)
 
 
 def _compile_step(step: TrainStep | AutopsyStep, state: TrainState):
@@ -314,20 +342,9 @@ def _demonstrations(run: RunConfig, examples: list[tasks.Example], policy: Polic
     return batches.from_pairs(prompts.tokens, responses, width, run.rollout.max_response_length, policy.pad_id)
 
 
-def _batch(run: RunConfig, collected: Collected, mesh) -> Batch:
-    """The rollout with its advantages, on the mesh."""
-    rollout = collected.rollout
-    objective = objectives.OBJECTIVES[run.objective["name"]]
-    name = objective.advantage if run.advantage.name == "default" else run.advantage.name
-    rewards, groups, count = jnp.asarray(collected.rewards, jnp.float32), rollout.group_ids, run.rollout.prompts
-    if name == "rloo":
-        advantages = objectives.rloo_advantages(rewards, groups, count)
-    elif name == "reinforce_plus_plus":
-        advantages = objectives.reinforce_plus_plus_advantages(rewards)
-    else:
-        normalize = objective.normalize_std and run.advantage.normalize_std
-        advantages = objectives.group_advantages(rewards, groups, count, normalize_std=normalize)
-    return _spread(batches.from_rollout(rollout, advantages), mesh)
+def _batch(collected: Collected, mesh) -> Batch:
+    """The rollout on the mesh, without advantages."""
+    return _spread(batches.from_rollout(collected.rollout, jnp.zeros(len(collected.rewards))), mesh)
 
 
 def _spread(batch: Batch, mesh) -> Batch:
