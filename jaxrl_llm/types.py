@@ -92,6 +92,7 @@ class Batch:
       reference_logprobs: float32 [B, T], log-probs under the frozen reference policy, or None.
       old_values: float32 [B, T], critic's values before the updates, or None.
       returns: float32 [B, T], value targets, or None.
+      kl_scale: float32 [B], factor on the loss's coefficient of the reference KL, or None for 1.
       log_kept_mass: float32 [B, T], see `Rollout.log_kept_mass`, or None.
       routed_experts: int32 [B, L, MoE layers, experts per token], routing to replay, or None.
     """
@@ -107,6 +108,7 @@ class Batch:
     reference_logprobs: chex.Array | None = None
     old_values: chex.Array | None = None
     returns: chex.Array | None = None
+    kl_scale: chex.Array | None = None
     log_kept_mass: chex.Array | None = None
     routed_experts: chex.Array | None = None
 
@@ -139,6 +141,19 @@ class TokenStats:
 
 
 @flax.struct.dataclass
+class CriticState:
+    """What a critic's step changes.
+
+    Attributes:
+      params: of its head, and of its trunk where it has one of its own.
+      opt_state: optax state, float32 moments.
+    """
+
+    params: chex.ArrayTree
+    opt_state: chex.ArrayTree
+
+
+@flax.struct.dataclass
 class TrainState:
     """Everything an optimizer step changes. Randomness is `fold_in(seed, step)`, so no key is stored.
 
@@ -150,6 +165,7 @@ class TrainState:
       reference_params: the frozen policy that RL began with, or None where nothing is compared with it.
       behavior_params: in a checkpoint, the parameters that coming rollouts sample with where those lag behind, oldest
         first; empty while training.
+      critic: the critic, or None where advantages need none.
     """
 
     step: chex.Array
@@ -158,3 +174,4 @@ class TrainState:
     skipped: chex.Array
     reference_params: chex.ArrayTree | None = None
     behavior_params: tuple[chex.ArrayTree, ...] = ()
+    critic: CriticState | None = None

@@ -12,7 +12,8 @@ Three axes explain the family:
     DRPO = binary TV . ratio     . quadratic
 
 `build(config)` composes an objective with corrections (correction.py), penalties (penalty.py) and an aggregation
-(aggregate.py); `advantage.py` makes advantages from rewards. This package imports nothing of jaxrl_llm but its
+(aggregate.py); `advantage.py` makes advantages from rewards, `value.py` and
+`preference.py` hold the losses of a critic and of a reward model. This package imports nothing of jaxrl_llm but its
 configuration reader.
 """
 
@@ -25,7 +26,10 @@ from jaxrl_llm.objectives.advantage import (
 )
 from jaxrl_llm.objectives.inputs import LossInputs, LossTerms, Metric, TokenLoss, Tokens, across, add, divide, sanitize
 from jaxrl_llm.objectives.loss import PolicyLoss, build, default_config
+from jaxrl_llm.objectives.output_reset import margin_diagnostics
+from jaxrl_llm.objectives.preference import bradley_terry
 from jaxrl_llm.objectives.registry import OBJECTIVES, Objective
+from jaxrl_llm.objectives.value import explained_variance, value_loss, whiten
 from jaxrl_llm.objectives.weight import effective_weight
 
 __all__ = [
@@ -39,14 +43,19 @@ __all__ = [
     "Tokens",
     "across",
     "add",
+    "bradley_terry",
     "build",
     "default_config",
     "divide",
     "effective_weight",
+    "explained_variance",
     "gae",
     "group_advantages",
+    "margin_diagnostics",
     "reinforce_plus_plus_advantages",
     "rloo_advantages",
     "sanitize",
     "terminal_rewards",
+    "value_loss",
+    "whiten",
 ]

@@ -28,6 +28,7 @@ class LossInputs:
       old_logprobs: float [B, T], log pi_old (training policy before this rollout's updates), or None.
       reference_logprobs: float [B, T], under a frozen reference policy, or None.
       entropy: float [B, T], entropy of the current policy in nats; differentiable; or None.
+      kl_scale: float [B], factor on the coefficient of the reference KL (an adaptive one), or None for 1.
       tokens: int32 [B, T], the sampled ids; needed with a top-K view.
       topk_ids: int32 [B, T, K], ids of the view, or None.
       behavior_topk_logprobs: float [B, T, K], log mu at those ids, or None.
@@ -42,6 +43,7 @@ class LossInputs:
     old_logprobs: chex.Array | None = None
     reference_logprobs: chex.Array | None = None
     entropy: chex.Array | None = None
+    kl_scale: chex.Array | None = None
     tokens: chex.Array | None = None
     topk_ids: chex.Array | None = None
     behavior_topk_logprobs: chex.Array | None = None

@@ -49,7 +49,8 @@ def apply(penalty: Penalty, t: Tokens) -> tuple[jax.Array, dict[str, jax.Array]]
     if penalty.kl:
         reference = jnp.where(t.mask, t.raw.reference_logprobs, 0.0)
         values["penalty/reference_kl"] = kl_estimate(t.logprobs, reference, penalty.kl_estimator)
-        total = total + penalty.kl * values["penalty/reference_kl"]
+        scale = 1.0 if t.raw.kl_scale is None else t.raw.kl_scale[:, None]
+        total = total + penalty.kl * scale * values["penalty/reference_kl"]
     if penalty.entropy:
         total = total - penalty.entropy * jnp.where(t.mask, t.raw.entropy, 0.0)
     return total, values

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks import arithmetic, mathematics, preferences, puzzles
+from jaxrl_llm.tasks import arithmetic, mathematics, preferences, procedural_preferences, puzzles
 from jaxrl_llm.tasks.base import Example, Task
 
 # name -> function of the task's own fields.
@@ -13,6 +13,7 @@ TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {
     "mathematics": mathematics.create,
     "preferences": preferences.create,
     "puzzles": puzzles.create,
+    "procedural_preferences": procedural_preferences.create,
 }
 
 __all__ = ["TASKS", "Example", "Task", "create", "default_config"]
@@ -40,4 +41,5 @@ def default_config() -> dict[str, Any]:
         "mathematics": schema.defaults(mathematics.Mathematics()),
         "preferences": schema.defaults(preferences.Preferences()),
         "puzzles": schema.defaults(puzzles.Puzzles()),
+        "procedural_preferences": schema.defaults(procedural_preferences.ProceduralPreferences()),
     }

@@ -29,7 +29,8 @@ class Preferences:
 
     Attributes:
       train, evaluation: where the dialogues are.
-      judge: "package.module:function"; called once, without arguments, the function returns what scores the replies.
+      judge: "package.module:function"; called once, without arguments, the function returns what scores the replies. ""
+        where config.reward_model names a reward model instead.
       malformed: "refuse" rows that do not fit the schema, or "skip" and count them.
     """
 
@@ -46,16 +47,20 @@ class PreferencesTask(Task):
     Attributes:
       name, train, evaluation, tokenizer: see `Task`.
       accounts: data set -> what became of its rows, in words.
-      judge: (examples, replies) -> scores.
+      judge: (examples, replies) -> scores; None until a reward model is attached.
     """
 
     train: Sequence[Example]
     evaluation: Mapping[str, Sequence[Example]]
     accounts: Mapping[str, str]
-    judge: Judge
+    judge: Judge | None
     tokenizer: None = None
     truncated: str = "keep"
     name: str = "preferences"
+
+    def with_judge(self, judge: Judge) -> "PreferencesTask":
+        """This task, scored by `judge`."""
+        return dataclasses.replace(self, judge=judge)
 
     def grade(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
         """The judge's scores."""
@@ -69,7 +74,7 @@ def create(config: Mapping[str, Any]) -> PreferencesTask:
       ValueError: there is no such judge, or the data cannot be read.
     """
     fields = schema.read(Preferences, config, "config.task.preferences")
-    judge = _judge(fields.judge)
+    judge = _judge(fields.judge) if fields.judge else None
     sets = {}
     for name in ("train", "evaluation"):
         field = f"config.task.preferences.{name}"

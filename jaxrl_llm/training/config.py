@@ -103,7 +103,7 @@ class Advantage:
       normalize_std: divide group advantages by the group's standard deviation (Dr. GRPO does not).
     """
 
-    name: Literal["default", "group", "rloo", "reinforce_plus_plus"] = "default"
+    name: Literal["default", "group", "rloo", "reinforce_plus_plus", "gae"] = "default"
     normalize_std: bool = True
 
 
@@ -146,6 +146,70 @@ class Training:
     epochs: int = 1
     micro_batches: int = 1
     autopsy_delta: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Critic:
+    """A learned value of every position, used where advantages are estimated by GAE.
+
+    Attributes:
+      trunk: "own", a second decoder that begins as a copy of the policy, or "policy": a linear head on the policy's
+        hidden states, whose gradient stops there, so that the critic never moves the policy.
+      gamma, lam: discount and trace decay of GAE.
+      clip: bound on how far a value moves during one rollout's updates (PPO); 0 for none.
+      learning_rate: of the critic's own AdamW, which otherwise is configured like the policy's.
+      whiten: advantages with mean 0 and variance 1 over the rollout's tokens.
+    """
+
+    trunk: Literal["own", "policy"] = "own"
+    gamma: float = 1.0
+    lam: float = 0.95
+    clip: float = 0.2
+    learning_rate: float = 1e-5
+    whiten: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceKL:
+    """KL to the policy that RL began with. `objective.penalty.kl` puts it into the loss, `reward` into the reward.
+
+    Attributes:
+      reward: coefficient of log pi - log reference, subtracted from the reward of each token (k1); 0 for none.
+      target: KL in nats a token that the coefficients are steered to (Ziegler 2019); 0 leaves them as they are.
+      rate: largest relative change of the coefficients after one rollout, where they are steered.
+    """
+
+    reward: float = 0.0
+    target: float = 0.0
+    rate: float = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardModel:
+    """A frozen judge in the place of the task's own rewards.
+
+    Attributes:
+      source: directory that experiments/train_reward_model.py left; "" for the task's own rewards.
+      standardize: give scores mean 0 and standard deviation 1, as measured on the model's held-out replies.
+      clip: bound on the absolute score after that; 0 for none.
+      batch_size: dialogues scored at once, of similar lengths.
+    """
+
+    source: str = ""
+    standardize: bool = True
+    clip: float = 0.0
+    batch_size: int = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnostics:
+    """What is measured after the last update of a rollout, on the whole rollout; it costs one forward pass.
+
+    Attributes:
+      margin: alpha of the output-reset residual and overshoot, whatever the objective; 0 measures nothing.
+    """
+
+    margin: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,6 +303,10 @@ class RunConfig:
     rollout: Rollout = dataclasses.field(default_factory=Rollout)
     objective: Mapping = dataclasses.field(default_factory=objectives.default_config)
     advantage: Advantage = dataclasses.field(default_factory=Advantage)
+    critic: Critic = dataclasses.field(default_factory=Critic)
+    kl: ReferenceKL = dataclasses.field(default_factory=ReferenceKL)
+    reward_model: RewardModel = dataclasses.field(default_factory=RewardModel)
+    diagnostics: Diagnostics = dataclasses.field(default_factory=Diagnostics)
     optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
     training: Training = dataclasses.field(default_factory=Training)
     warm_start: WarmStart = dataclasses.field(default_factory=WarmStart)
@@ -331,6 +399,14 @@ def check(run: RunConfig) -> None:
         "0 unless rewards are compared within groups: config.rollout.group_size above 1, config.advantage.name"
         " 'group' or 'rloo'",
     )
+    require(0 <= run.critic.gamma <= 1, "config.critic.gamma", run.critic.gamma, "in [0, 1]")
+    require(0 <= run.critic.lam <= 1, "config.critic.lam", run.critic.lam, "in [0, 1]")
+    require(
+        run.kl.target == 0 or run.kl.reward > 0 or loss.penalty.kl > 0,
+        "config.kl.target",
+        run.kl.target,
+        "0 where neither kl.reward nor objective.penalty.kl gives a coefficient to steer",
+    )
     if "topk_logprobs" in loss.needs:
         require(
             r.capture_top_k > 0,
@@ -376,6 +452,8 @@ _POSITIVE = {
     "training": ("rollouts", "updates_per_rollout", "epochs", "micro_batches"),
     "optimizer": ("learning_rate",),
     "warm_start": ("batch_size", "learning_rate"),
+    "critic": ("learning_rate",),
+    "reward_model": ("batch_size",),
     "evaluation": ("samples",),
     "checkpoint": ("every", "keep"),
 }
@@ -384,6 +462,10 @@ _NOT_NEGATIVE = {
     "rollout": ("top_k", "capture_top_k", "slots", "refill_rounds", "staleness"),
     "optimizer": ("warmup_steps", "weight_decay", "max_grad_norm"),
     "warm_start": ("steps",),
+    "critic": ("clip",),
+    "kl": ("reward", "target", "rate"),
+    "reward_model": ("clip",),
+    "diagnostics": ("margin",),
     "evaluation": ("every", "prompts", "temperature"),
     "early_stop": ("rollouts", "entropy_below"),
 }

@@ -19,7 +19,7 @@ class Evaluation:
 
     Attributes:
       accuracy: mean score over prompts and samples (avg@k).
-      low, high: its 95 % interval (Wilson's for one sample a prompt, over prompts otherwise).
+      low, high: its 95 % interval (Wilson's for one right or wrong sample a prompt, over prompts otherwise).
       pass_at_k: share of prompts with a correct sample among all k.
       length: mean response length in tokens.
       truncated: share of responses cut at the limit.
@@ -52,7 +52,7 @@ def evaluate(
     )
     scores = np.nan_to_num(collected.rewards).reshape(len(prompts), samples)
     per_prompt = scores.mean(axis=1)
-    if samples == 1:
+    if samples == 1 and np.isin(scores, (0, 1)).all():
         low, high = wilson_interval(float(scores.sum()), len(prompts))
     else:
         low, high = mean_interval(per_prompt)

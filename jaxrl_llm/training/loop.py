@@ -18,11 +18,12 @@ from jaxrl_llm import objectives, schema, tasks
 from jaxrl_llm.analysis import plots
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
+from jaxrl_llm.training import advantages, progress, reference, reward_model, rollouts, samples, sharding
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training import config as configs
+from jaxrl_llm.training import critic as critics
 from jaxrl_llm.training import optimizer as optimizers
 from jaxrl_llm.training import policy as policies
-from jaxrl_llm.training import progress, rollouts, samples, sharding
 from jaxrl_llm.training.autopsy import AutopsyStep
 from jaxrl_llm.training.checkpoint import Checkpoints, config_difference
 from jaxrl_llm.training.collect import tokenize
@@ -81,6 +82,7 @@ def train(
     mesh = sharding.create_mesh(run.mesh)
     configs.check_devices(run, sharding.data_shards(mesh))
     policy = policies.create(run, task, mesh)
+    rewarded = reward_model.attach(task, run.reward_model, mesh)
     config = schema.defaults(run)
     run_dir = open_run_dir(run.run_dir, config, resume=resume, overwrite=overwrite)
     if resume:
@@ -90,6 +92,7 @@ def train(
     # ---- The parts -------------------------------------------------------------------------------------------------
     loss = objectives.build(run.objective)
     optimizer = optimizers.create(run.optimizer, run.optimizer_steps)
+    critic = critics.create(run, policy)
     forward = Forward(
         policy.graphdef,
         policy.config.vocab_size,
@@ -101,10 +104,11 @@ def train(
     )
     parts = run.training.updates_per_rollout * run.training.micro_batches
     scorer = jax.jit(functools.partial(score, forward, micro_batches=parts))
-    evaluator = _Evaluator(run, task, policy)
+    measure = jax.jit(objectives.margin_diagnostics, static_argnames="alpha")
+    evaluator = _Evaluator(run, rewarded, policy)
     key = jax.random.key(run.seed)
-    gather = rollouts.create(run, task, policy, jax.random.fold_in(key, SAMPLING))
-    reference = "reference_logprobs" in loss.needs
+    gather = rollouts.create(run, rewarded, policy, jax.random.fold_in(key, SAMPLING))
+    compared = run.kl.reward > 0 or "reference_logprobs" in loss.needs  # with the policy that RL begins with
 
     with (
         jax.set_mesh(mesh),
@@ -112,7 +116,7 @@ def train(
         StopSignals() as stop,
     ):
         # ---- State: resumed, or warm-started -----------------------------------------------------------------------
-        state = _initial_state(policy.params, optimizer, mesh, reference)
+        state = _initial_state(policy.params, optimizer, mesh, compared, critic)
         copies = (policy.params,) * run.rollout.staleness
         restored = checkpoints.restore(state.replace(behavior_params=copies)) if resume else None
         if restored is not None:
@@ -121,12 +125,12 @@ def train(
         else:
             if resume:
                 console.print("the run directory holds no checkpoint yet: starting from the beginning")
-            first, record = 0, {"position": 0, "beyond": {}}
+            first, record = 0, {"position": 0, "beyond": {}, "kl_scale": 1.0}
             params = _warm_start(run, task, policy, mesh, console, stop)
             if stop.requested:
                 console.print(f"{stop.name}: stopped before RL began; there is nothing to save yet")
                 return None
-            state = _initial_state(params, optimizer, mesh, reference)
+            state = _initial_state(params, optimizer, mesh, compared, critic)
             copies = (jax.tree.map(jnp.copy, params),) * run.rollout.staleness
             state = state.replace(behavior_params=copies)
         record["config"] = config
@@ -135,7 +139,7 @@ def train(
             step = AutopsyStep(step, run.training.autopsy_delta)
         source = Rollouts(gather, first, record["position"], state.behavior_params, overlap=mesh.size == 1)
         state = state.replace(behavior_params=())
-        step = _compile_step(step, state)
+        step = _compile_step(critic.step(step) if critic else step, state)
 
         with MetricsWriter(run_dir.metrics, run_dir.tensorboard, first if restored else None) as metrics, source:
             if restored is None:
@@ -156,11 +160,13 @@ def train(
                     gathered = source.next(state.params)
                     record["position"] = gathered.position
                     sampled = time.monotonic()
-                    batch = _spread(rollouts.to_batch(run, task, gathered), mesh)
-                    if "old_logprobs" in loss.needs:
+                    batch = _spread(rollouts.to_batch(task, gathered), mesh)
+                    if "old_logprobs" in loss.needs or run.kl.reward:
                         batch = batch.replace(old_logprobs=scorer(state.params, batch))
-                    if reference:
+                    if compared:
                         batch = batch.replace(reference_logprobs=scorer(state.reference_params, batch))
+                    batch, assessed = advantages.assess(run, state, gathered, batch, critic, record["kl_scale"])
+                    batch = _spread(batch, mesh)
 
                     order = jax.random.fold_in(jax.random.fold_in(key, SHUFFLING), rollout)
                     updates = []
@@ -170,8 +176,18 @@ def train(
                     done = time.monotonic()
 
                     tokens = int(np.sum(gathered.collected.rollout.response_mask))
-                    row = gathered.metrics() | reduce_updates(updates)
+                    row = gathered.metrics() | assessed | reduce_updates(updates)
                     row |= _mismatch(updates[0])
+                    if run.diagnostics.margin:
+                        now = scorer(state.params, batch)
+                        where = batch.behavior_logprobs, batch.advantages, batch.response_mask
+                        row |= reduce_updates([measure(now, *where, alpha=run.diagnostics.margin)])
+                    if compared:
+                        kl = reference.kl_per_token(
+                            batch.behavior_logprobs, batch.reference_logprobs, batch.response_mask
+                        )
+                        row["kl/reference"], row["kl/scale"] = kl, record["kl_scale"]
+                        record["kl_scale"] = reference.steer(record["kl_scale"], kl, run.kl.target, run.kl.rate)
                     row["optimizer/steps"] = rollout * len(updates)
                     row["optimizer/skipped_total"] = int(state.skipped)
                     row["time/rollout_s"], row["time/update_s"] = sampled - clock, done - sampled
@@ -254,14 +270,17 @@ def _check_same_config(run: RunConfig, saved: dict[str, Any], now: dict[str, Any
         )
 
 
-def _initial_state(params: Any, optimizer, mesh, reference: bool = False) -> TrainState:
+def _initial_state(
+    params: Any, optimizer, mesh, compared: bool = False, critic: critics.Critic | None = None
+) -> TrainState:
     zero = jax.device_put(jnp.int32(0), sharding.replicated(mesh))
     init = functools.partial(optimizers.init, optimizer)
     places = sharding.shardings(jax.eval_shape(init, params), mesh)
     opt_state = jax.jit(init, out_shardings=places)(params)
     # A copy: the policy's own arrays are donated to its updates.
-    frozen = jax.tree.map(jnp.copy, params) if reference else None
-    return TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0, reference_params=frozen)
+    frozen = jax.tree.map(jnp.copy, params) if compared else None
+    state = TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0, reference_params=frozen)
+    return state if critic is None else state.replace(critic=critic.init(params, mesh))
 
 
 def _compile_step(step: TrainStep | AutopsyStep, state: TrainState):

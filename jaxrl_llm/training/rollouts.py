@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import objectives, tasks
+from jaxrl_llm import tasks
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
 from jaxrl_llm.training import batch as batches
@@ -32,7 +32,7 @@ from jaxrl_llm.training.collect import (
 )
 from jaxrl_llm.training.config import RunConfig
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.types import Batch
+from jaxrl_llm.types import Batch, FinishReason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,16 @@ class Gathered:
     trained: np.ndarray
     position: int
     dropped: int
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """float64 [B], of the batch's rows; NaN where the grader failed."""
+        return self.collected.rewards[self.rows]
+
+    @property
+    def truncated(self) -> np.ndarray:
+        """bool [B], rows of the batch that were cut at the limit."""
+        return np.asarray(self.collected.rollout.finish_reason)[self.rows] == FinishReason.LENGTH
 
     def metrics(self) -> dict[str, float]:
         """Of everything sampled, and of what became of it."""
@@ -196,19 +206,10 @@ def choose_groups(flat: np.ndarray, wanted: int, group_size: int) -> tuple[np.nd
     return rows, np.repeat(~flat[groups], group_size)
 
 
-def to_batch(run: RunConfig, task: tasks.Task, gathered: Gathered) -> Batch:
-    """The chosen rows with their advantages; those that only fill the batch are masked out."""
-    rows, everything = gathered.rows, gathered.collected
-    rollout = everything.rollout
-    if len(rows) < len(everything.rewards):
+def to_batch(task: tasks.Task, gathered: Gathered) -> Batch:
+    """The chosen rows, without advantages yet; those that only fill the batch, or that the task leaves out, are masked."""
+    rows, rollout = gathered.rows, gathered.collected.rollout
+    if len(rows) < len(gathered.collected.rewards):
         rollout = jax.tree.map(lambda x: x[rows] if np.ndim(x) else x, rollout)
-    rewards = jnp.asarray(everything.rewards[rows], jnp.float32)
-    groups, count = np.arange(len(rows), dtype=np.int32) // run.rollout.group_size, run.rollout.prompts
-    if run.estimator == "rloo":
-        advantages = objectives.rloo_advantages(rewards, groups, count)
-    elif run.estimator == "reinforce_plus_plus":
-        advantages = objectives.reinforce_plus_plus_advantages(rewards)
-    else:
-        normalize = objectives.OBJECTIVES[run.objective["name"]].normalize_std and run.advantage.normalize_std
-        advantages = objectives.group_advantages(rewards, groups, count, normalize_std=normalize)
-    return batches.from_rollout(rollout, advantages, loss_mask(task, rollout) & gathered.trained[:, None])
+    mask = loss_mask(task, rollout) & gathered.trained[:, None]
+    return batches.from_rollout(rollout, jnp.zeros(len(rows)), mask)

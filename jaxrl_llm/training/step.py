@@ -171,6 +171,7 @@ def loss_inputs(batch: Batch, stats: TokenStats, vocab_size: int) -> objectives.
         old_logprobs=batch.old_logprobs,
         reference_logprobs=batch.reference_logprobs,
         entropy=stats.entropy,
+        kl_scale=batch.kl_scale,
         tokens=batch.response_tokens,
         topk_ids=None if batch.topk is None else batch.topk.ids,
         behavior_topk_logprobs=None if batch.topk is None else batch.topk.logprobs,

@@ -230,7 +230,7 @@ def test_dialogues_are_scored_by_the_judge_that_is_named():
     task = tasks.create({"name": "preferences", "preferences": fields})
     assert task.score(task.train[:2], ["abc", ""]) == [3.0, 0.0]
     assert task.accounts["train"].startswith("3 of 5 rows")
-    for judge, message in (("", 'it must be a "package.module:function"'), ("no.such:judge", "cannot be imported")):
+    for judge, message in (("no", 'it must be a "package.module:function"'), ("no.such:judge", "cannot be imported")):
         with pytest.raises(ValueError, match=f"config.task.preferences.judge is {judge!r}.*{message}"):
             tasks.create({"name": "preferences", "preferences": {**fields, "judge": judge}})
 

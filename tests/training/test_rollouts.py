@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.tasks import Example
+from jaxrl_llm.training.advantages import assess
 from jaxrl_llm.training.collect import Collected, concatenate, flat_groups
 from jaxrl_llm.training.config import RunConfig
 from jaxrl_llm.training.rollouts import Gather, Gathered, Rollouts, choose_groups, to_batch
@@ -119,7 +120,7 @@ def test_refills_replace_flat_groups_until_the_batch_is_full():
     metrics = gathered.metrics()
     assert metrics["advantage/zero_groups"] == 0.5 and metrics["rollout/rounds"] == 2 and metrics["rollout/filler"] == 0
     assert metrics["reward/mean"] == 0.25  # of everything sampled, so that refills do not flatter it
-    batch = to_batch(gather.run, gather.task, gathered)
+    batch = assess(gather.run, None, gathered, to_batch(gather.task, gathered), None)[0]
     assert batch.response_tokens[:, 0].tolist() == [2, 3, 6, 7]
     np.testing.assert_allclose(batch.advantages[:, 0], [-(0.5**0.5), 0.5**0.5] * 2, rtol=1e-5)
 
@@ -130,7 +131,7 @@ def test_at_the_bound_the_accepted_groups_are_trained_on_and_the_shape_stays():
     gathered = gather(None, 1, 0)
     assert len(answers.asked) == 3 and gathered.position == 6
     assert sorted(answers.asked[0] + answers.asked[1][:1]) == [0, 1, 2]
-    batch = to_batch(gather.run, gather.task, gathered)
+    batch = assess(gather.run, None, gathered, to_batch(gather.task, gathered), None)[0]
     assert batch.tokens.shape == (4, 2)
     assert batch.response_mask[:, 0].tolist() == [False, False, True, True]
     assert batch.response_tokens[:, 0].tolist() == [0, 1, 10, 11]

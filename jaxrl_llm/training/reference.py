@@ -1,0 +1,46 @@
+"""KL to the policy that RL began with, as part of the reward, and coefficients that follow a target."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm import objectives
+
+
+def token_rewards(
+    rewards: chex.Array, mask: chex.Array, logprobs: chex.Array, reference_logprobs: chex.Array, coefficient: float
+) -> jax.Array:
+    """The sequence's reward on its last token, and on every token -coefficient (log pi - log reference) (k1).
+
+    In the reward k1 is the right estimator: its expectation is the KL, and so the policy gradient of it is the KL's.
+
+    Args:
+      rewards: float [B], NaN where the grader failed.
+      mask: bool [B, T].
+      logprobs, reference_logprobs: float [B, T], of the sampled tokens.
+      coefficient: reward that a nat costs.
+
+    Returns:
+      float [B, T], 0 outside the mask.
+    """
+    chex.assert_equal_shape([mask, logprobs, reference_logprobs])
+    cost = coefficient * jnp.where(mask, logprobs - reference_logprobs, 0.0)
+    return objectives.terminal_rewards(rewards, mask) - cost
+
+
+def kl_per_token(logprobs: chex.Array, reference_logprobs: chex.Array, mask: chex.Array) -> float:
+    """Mean k1 over the mask, in nats."""
+    logprobs, reference, mask = (np.asarray(x) for x in (logprobs, reference_logprobs, mask))
+    return float((logprobs - reference)[mask].mean()) if mask.any() else 0.0
+
+
+def steer(scale: float, kl: float, target: float, rate: float) -> float:
+    """The next factor on the KL coefficients: up where `kl` is above `target`, down where below (Ziegler 2019, sec. 2.2).
+
+    The relative error is bounded to 20 %, at which the factor changes by `rate`.
+    """
+    if target == 0:
+        return scale
+    error = min(max(kl / target - 1, -0.2), 0.2) / 0.2
+    return scale * (1 + rate * error)
