@@ -1,8 +1,10 @@
 """Measures parts of the package against each other: medians over repetitions in one run, printed as ratios.
 
     python experiments/benchmark.py --part=divergence
+    python experiments/benchmark.py --part=grading --cases=200
 
 divergence: D and D_dot from gathered log-probs, as a share of the log-prob computation over the vocabulary itself.
+grading: completions that the graders' pool judges in a second, plain numbers and formulas, with one worker and several.
 """
 
 import statistics
@@ -13,11 +15,13 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from jaxrl_llm.objectives import divergence as dv
+from jaxrl_llm.tasks.rewards.pool import GraderPool, PoolConfig
 
-_PART = flags.DEFINE_enum("part", "divergence", ["divergence"], "What to measure.")
+_PART = flags.DEFINE_enum("part", "divergence", ["divergence", "grading"], "What to measure.")
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens (B x T).")
 _VOCAB = flags.DEFINE_integer("vocab", 151_936, "Vocabulary.")
 _TOP_K = flags.DEFINE_integer("top_k", 20, "K.")
+_CASES = flags.DEFINE_integer("cases", 1024, "Completions graded at once.")
 _REPETITIONS = flags.DEFINE_integer("repetitions", 7, "Timed runs of each, after one that is not counted.")
 
 
@@ -58,10 +62,33 @@ def divergence() -> None:
     print(f"share: {100 * part[0] / whole[0]:.3f} %  (N = {n}, V = {v}, K = {k})")
 
 
+def grading() -> None:
+    """Prints completions per second; all are different, so that nothing remembered helps."""
+    n = _CASES.value
+    thoughts = "First we look at the numbers, and then we add them up.\n" * 40
+    kinds = {
+        "numbers": lambda i: (rf"{thoughts}\boxed{{{i},000}}", f"{i}000"),
+        "formulas": lambda i: (rf"{thoughts}\boxed{{\frac{{{i}+\sqrt{{{i + 1}}}}}{{2}}}}", rf"\frac{{{i}}}{{2}}"),
+    }
+    for workers in (1, 2, 4):
+        with GraderPool("math", PoolConfig(workers=workers)) as pool:
+            for name, make in kinds.items():
+                shifts = iter(range(1, 10**9, n))
+
+                def grade(make=make, shifts=shifts, pool=pool):
+                    start = next(shifts)
+                    pairs = map(make, range(start, start + n))
+                    return pool.grade([{"completion": completion, "truth": truth} for completion, truth in pairs])
+
+                middle, low, high = (n / seconds for seconds in median_seconds(grade))
+                print(f"{workers} workers, {name:>8}: {middle:7.0f} completions/s  [{high:.0f}, {low:.0f}]")
+            print(f"{workers} workers: {dict(pool.counts)}")
+
+
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    {"divergence": divergence}[_PART.value]()
+    {"divergence": divergence, "grading": grading}[_PART.value]()
 
 
 if __name__ == "__main__":
