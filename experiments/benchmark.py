@@ -2,10 +2,12 @@
 
     python experiments/benchmark.py --part=divergence
     python experiments/benchmark.py --part=token_stats --tokens=1024 --vocab=16384
+    python experiments/benchmark.py --part=grading --cases=200
 
 divergence: D and D_dot from gathered log-probs, as a share of the log-prob computation over the vocabulary itself.
 token_stats: log-probs with both gradients, in tiles, against the program that holds [tokens, vocabulary]: time at the
 given size, temporary memory of the compiled programs at 8,192 tokens x 151,936 entries.
+grading: completions that the graders' pool judges in a second, plain numbers and formulas, with one worker and several.
 """
 
 import functools
@@ -18,12 +20,14 @@ from absl import app, flags
 
 from jaxrl_llm.objectives import divergence as dv
 from jaxrl_llm.ops.token_stats import token_stats
+from jaxrl_llm.tasks.rewards.pool import GraderPool, PoolConfig
 
-_PART = flags.DEFINE_enum("part", "divergence", ["divergence", "token_stats"], "What to measure.")
+_PART = flags.DEFINE_enum("part", "divergence", ["divergence", "token_stats", "grading"], "What to measure.")
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens (B x T).")
 _VOCAB = flags.DEFINE_integer("vocab", 151_936, "Vocabulary.")
 _WIDTH = flags.DEFINE_integer("width", 1024, "Width of the hidden states (token_stats).")
 _TOP_K = flags.DEFINE_integer("top_k", 20, "K.")
+_CASES = flags.DEFINE_integer("cases", 1024, "Completions graded at once.")
 _REPETITIONS = flags.DEFINE_integer("repetitions", 7, "Timed runs of each, after one that is not counted.")
 
 
@@ -69,13 +73,14 @@ def token_statistics() -> None:
     """Prints both times, both memories and their ratios."""
 
     def compiled(program, n, v):
-        tokens = jnp.arange(n) % v
-        scalar = lambda hidden, table: jnp.sum(program(hidden, table, tokens))  # noqa: E731
+        # Weights and tokens are arguments: of constants XLA would compute a part of the gradient beforehand.
+        scalar = lambda hidden, table, tokens, weights: jnp.sum(weights * program(hidden, table, tokens))  # noqa: E731
         shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((n, _WIDTH.value), (_WIDTH.value, v))]
+        shapes += [jax.ShapeDtypeStruct((n,), dtype) for dtype in (jnp.int32, jnp.float32)]
         return jax.jit(jax.value_and_grad(scalar, (0, 1))).lower(*shapes).compile()
 
     def naive(hidden, unembedding, tokens):
-        return jnp.take_along_axis(jax.nn.log_softmax(hidden @ unembedding), tokens[:, None], 1)
+        return jnp.take_along_axis(jax.nn.log_softmax(hidden @ unembedding), tokens[:, None], 1)[:, 0]
 
     def tiled(hidden, unembedding, tokens):
         return token_stats(hidden, unembedding, tokens).logprobs
@@ -91,7 +96,8 @@ def token_statistics() -> None:
     keys = jax.random.split(jax.random.key(0))
     hidden = jax.random.normal(keys[0], (n, _WIDTH.value))
     unembedding = jax.random.normal(keys[1], (_WIDTH.value, v)) / _WIDTH.value**0.5
-    steps = [functools.partial(compiled(f, n, v), hidden, unembedding) for f in programs.values()]
+    inputs = hidden, unembedding, jnp.arange(n, dtype=jnp.int32) % v, jnp.linspace(-1, 1, n)
+    steps = [functools.partial(compiled(f, n, v), *inputs) for f in programs.values()]
     times = dict(zip(programs, median_seconds(*steps), strict=True))
     show(times)
     print(f"ratio: {times['in tiles'][0] / times['naive'][0]:.2f}  (N = {n}, V = {v}, D = {_WIDTH.value})")
@@ -103,10 +109,33 @@ def show(times: dict[str, tuple[float, float, float]]) -> None:
         print(f"{name:>18}: {1e3 * middle:9.3f} ms  [{1e3 * low:.3f}, {1e3 * high:.3f}]")
 
 
+def grading() -> None:
+    """Prints completions per second; all are different, so that nothing remembered helps."""
+    n = _CASES.value
+    thoughts = "First we look at the numbers, and then we add them up.\n" * 40
+    kinds = {
+        "numbers": lambda i: (rf"{thoughts}\boxed{{{i},000}}", f"{i}000"),
+        "formulas": lambda i: (rf"{thoughts}\boxed{{\frac{{{i}+\sqrt{{{i + 1}}}}}{{2}}}}", rf"\frac{{{i}}}{{2}}"),
+    }
+    for workers in (1, 2, 4):
+        with GraderPool("math", PoolConfig(workers=workers)) as pool:
+            for name, make in kinds.items():
+                shifts = iter(range(1, 10**9, n))
+
+                def grade(make=make, shifts=shifts, pool=pool):
+                    start = next(shifts)
+                    pairs = map(make, range(start, start + n))
+                    return pool.grade([{"completion": completion, "truth": truth} for completion, truth in pairs])
+
+                middle, low, high = (n / seconds for seconds in median_seconds(grade)[0])
+                print(f"{workers} workers, {name:>8}: {middle:7.0f} completions/s  [{high:.0f}, {low:.0f}]")
+            print(f"{workers} workers: {dict(pool.counts)}")
+
+
 def main(argv):
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    {"divergence": divergence, "token_stats": token_statistics}[_PART.value]()
+    {"divergence": divergence, "token_stats": token_statistics, "grading": grading}[_PART.value]()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 import collections
 import dataclasses
+import logging
 from typing import Literal
 
 from jaxrl_llm.tasks.base import Example
 from jaxrl_llm.tasks.schemas import SCHEMAS
 from jaxrl_llm.tasks.sources import RowError, Rows, Skip, Source, load
+
+log = logging.getLogger(__name__)
 
 Malformed = Literal["refuse", "skip"]
 
@@ -72,6 +75,11 @@ def read(name: str, source: Source, malformed: Malformed, field: str) -> Dataset
     if not examples:
         raise ValueError(f"{field}.path = {source.path!r} has no usable rows: {result}")
     return result
+
+
+def report(name: str, read: Dataset) -> None:
+    """Logs what became of a source's rows: a warning where some were left out."""
+    log.log(logging.WARNING if read.dropped else logging.INFO, "%s: %s", name, read)
 
 
 def _distinct(rows: Rows, dropped: collections.Counter) -> list[int]:

@@ -127,15 +127,16 @@ def create(config: Mapping[str, Any]) -> MathematicsTask:
         field = f"config.task.mathematics.sources.{name}"
         read = dataset.read(name, getattr(fields.sources, name), fields.malformed, field)
         sets[name], accounts[name] = read.examples, str(read)
+        dataset.report(name, read)
     held_out = {name: sets[name] for name in fields.evaluation}
     train = without(sets[fields.train], [e for examples in held_out.values() for e in examples])
     if len(train) < len(sets[fields.train]):
-        accounts[fields.train] += f"; {len(sets[fields.train]) - len(train)} contain an evaluation problem"
+        contained = f"{len(sets[fields.train]) - len(train)} contain an evaluation problem"
+        accounts[fields.train] += f"; {contained}"
+        log.warning("%s: left out: %s", fields.train, contained)
     schema.require(
         len(train) > 0, "config.task.mathematics.train", fields.train, "a set with other problems than the evaluation's"
     )
-    for name, account in accounts.items():
-        log.info("%s: %s", name, account)
     return MathematicsTask(
         train=[_asked(fields, e) for e in train],
         evaluation={name: [_asked(fields, e) for e in examples] for name, examples in held_out.items()},

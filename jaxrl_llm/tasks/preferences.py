@@ -6,7 +6,6 @@ to measure its accuracy with.
 
 import dataclasses
 import importlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,8 +13,6 @@ from jaxrl_llm import schema
 from jaxrl_llm.tasks import dataset
 from jaxrl_llm.tasks.base import Example, Task
 from jaxrl_llm.tasks.sources import Source
-
-log = logging.getLogger(__name__)
 
 _TRAIN = Source("Anthropic/hh-rlhf", schema="hh_rlhf")
 _TEST = Source("Anthropic/hh-rlhf", schema="hh_rlhf", split="test")
@@ -79,7 +76,7 @@ def create(config: Mapping[str, Any]) -> PreferencesTask:
     for name in ("train", "evaluation"):
         field = f"config.task.preferences.{name}"
         sets[name] = dataset.read(name, getattr(fields, name), fields.malformed, field)
-        log.info("%s: %s", name, sets[name])
+        dataset.report(name, sets[name])
     return PreferencesTask(
         train=sets["train"].examples,
         evaluation={"held_out": sets["evaluation"].examples},

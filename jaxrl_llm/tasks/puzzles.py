@@ -24,7 +24,8 @@ class Puzzles:
 
     Attributes:
       datasets: reasoning-gym's names, in equal shares.
-      parameters: data set -> its own fields, such as {"leg_counting": {"max_animals": 5}}.
+      parameters: data set -> its own fields, such as {"leg_counting": {"max_animals": 5}}. A data set that makes all its
+        entries at once needs a "size" there.
       train_size, eval_size: examples of the two splits.
       seed: of the examples.
       instruction: appended to every question.
@@ -81,7 +82,7 @@ class Examples(Sequence):
     def _candidate(self, index: int, seen: Mapping[str, int] | None = None) -> int:
         """Number of the first entry for `index` that belongs to this split (and is not among `seen`)."""
         for attempt in range(_TRIES):
-            candidate = (index + attempt * _STRIDE) % 2**31
+            candidate = (index + attempt * _STRIDE) % len(self.sets[index % len(self.sets)])
             question = self._entry(index, candidate)["question"]
             if is_held_out(question) == self.held_out and (seen is None or question not in seen):
                 return candidate
