@@ -4,11 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks import arithmetic
+from jaxrl_llm.tasks import arithmetic, word_problems
 from jaxrl_llm.tasks.base import Example, Task
 
 # name -> function of the task's own fields.
-TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {"arithmetic": arithmetic.create}
+TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {
+    "arithmetic": arithmetic.create,
+    "word_problems": word_problems.create,
+}
 
 __all__ = ["TASKS", "Example", "Task", "create", "default_config"]
 
@@ -29,4 +32,8 @@ def create(config: Mapping[str, Any]) -> Task:
 
 def default_config() -> dict[str, Any]:
     """Every task's fields with their defaults."""
-    return {"name": "arithmetic", "arithmetic": schema.defaults(arithmetic.Arithmetic())}
+    return {
+        "name": "arithmetic",
+        "arithmetic": schema.defaults(arithmetic.Arithmetic()),
+        "word_problems": schema.defaults(word_problems.WordProblems()),
+    }
