@@ -167,7 +167,7 @@ def _gradient_difference(config: Any, gradient: Any, model: Any) -> float:
         name: np.zeros(p.shape, np.float32) if p.grad is None else p.grad.numpy()
         for name, p in model.named_parameters()
     }
-    flat = hf.flatten(gradient)
+    flat = hf.flatten(jax.device_get(gradient))
     worst = 0.0
     for name, tensor in names.tensors(config, flat).items():
         ours = np.asarray(tensor.rule.join(config, *(flat[path][tensor.index] for path in tensor.paths)))

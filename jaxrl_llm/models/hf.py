@@ -152,7 +152,7 @@ def load_like(path: pathlib.Path, config: ModelConfig, abstract: nnx.State, shar
             sharding = placed[target]
             spec = PartitionSpec(*sharding.spec[len(tensor.index) :])
             part = _put(part, NamedSharding(sharding.mesh, spec))
-            arrays[target] = _set(arrays[target], part, np.array(tensor.index, np.int32), sharding)
+            arrays[target] = _setter(sharding)(arrays[target], part, np.array(tensor.index, np.int32))
     return jax.tree.unflatten(jax.tree.structure(params), arrays.values())
 
 
@@ -280,19 +280,26 @@ def _put(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
-def _set(array: jax.Array, part: jax.Array, index: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    return _setter(sharding)(array, part, index)
-
-
 @functools.cache
 def _setter(sharding: NamedSharding):
+    """(array, part, index) -> the array with `part` at `index` of its leading axes; updated in place."""
+
     def write(array, part, index):
-        return array.at[tuple(index)].set(part) if len(index) else part
+        start = (*index, *[0] * part.ndim)
+        return jax.lax.dynamic_update_slice(array, part[(None,) * len(index)], start)
 
     return jax.jit(write, donate_argnums=0, out_shardings=sharding)
 
 
+@jax.jit
+def _take(array: jax.Array, index: np.ndarray) -> jax.Array:
+    # The index is data: one program per shape, not one per layer.
+    return jax.lax.dynamic_slice(
+        array, (*index, *[0] * (array.ndim - len(index))), (*[1] * len(index), *array.shape[len(index) :])
+    ).reshape(array.shape[len(index) :])
+
+
 def _gather(config: ModelConfig, tensor: names.Tensor, flat: dict, dtype: str) -> np.ndarray:
-    parts = [jax.device_get(flat[path][tensor.index]) for path in tensor.paths]
+    parts = [jax.device_get(_take(flat[path], np.array(tensor.index, np.int32))) for path in tensor.paths]
     joined = np.asarray(tensor.rule.join(config, *parts)).astype(jnp.dtype(dtype))
     return np.ascontiguousarray(joined)

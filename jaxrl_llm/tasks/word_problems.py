@@ -138,7 +138,7 @@ def _distinct_held_out(config: WordProblems, size: int) -> list[Drawn]:
         while (drawn := _draw(rng, config, kind, held_out=True))[0] in seen:
             tries += 1
             right = f"smaller: kind {kind!r} has too few different held-out problems"
-            schema.require(tries < 10_000, "config.task.word_problems.eval_size", size, right)
+            schema.require(tries < 1_000, "config.task.word_problems.eval_size", size, right)
         seen[drawn[0]] = drawn[1]
     return list(seen.items())
 
