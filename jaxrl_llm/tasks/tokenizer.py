@@ -4,6 +4,7 @@ Written here because a task without downloads needs one, and no library ships a 
 """
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,3 +47,20 @@ class CharTokenizer:
             return "" if skip_special_tokens else names.get(i, f"<{i}>")
 
         return "".join(show(int(i)) for i in ids)
+
+    def to_transformers(self) -> Any:
+        """The same tokenizer for transformers, to go with an exported model."""
+        import tokenizers
+        import transformers
+
+        special = ("<pad>", "<bos>", "<eos>")
+        ids = dict(zip(special, (self.pad_token_id, self.bos_token_id, self.eos_token_id), strict=True))
+        vocabulary = ids | {character: i + 3 for i, character in enumerate(self.alphabet)}
+        fast = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<pad>"))
+        fast.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+        fast.decoder = tokenizers.decoders.Fuse()
+        fast.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", self.bos_token_id)]
+        )
+        names = dict(zip(("pad_token", "bos_token", "eos_token"), special, strict=True))
+        return transformers.PreTrainedTokenizerFast(tokenizer_object=fast, **names)

@@ -1,6 +1,7 @@
 """The policy of a run: architecture, parameters and tokenizer."""
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import jax
@@ -8,11 +9,15 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jaxrl_llm import schema
+from jaxrl_llm.models import hf
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.training import sharding
 from jaxrl_llm.training.config import RunConfig, check_model
+
+# Fields of the architecture that are about speed and so remain open where a checkpoint decides the others.
+OPEN = ("scan_unroll",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +27,11 @@ class Policy:
     Attributes:
       config: architecture.
       graphdef: the model without parameters.
-      params: parameters, on the mesh.
+      params: parameters, on the mesh; shapes only from `describe`.
       tokenizer: the task's own or the checkpoint's.
       stop_ids: ids that end a response.
       pad_id: filler.
+      source: the checkpoint that the parameters come from, or None.
     """
 
     config: ModelConfig
@@ -34,32 +40,66 @@ class Policy:
     tokenizer: Any
     stop_ids: tuple[int, ...]
     pad_id: int
+    source: pathlib.Path | None = None
 
 
 def create(run: RunConfig, task: Task, mesh: Mesh) -> Policy:
-    """Random parameters of `run.model.architecture`, sharded as they are made.
+    """Parameters of `run.model.source`, or random ones of `run.model.architecture`, sharded as they are made.
 
     Raises:
-      ValueError: an architecture field that does not fit; names it.
+      ValueError: see `describe`; and a checkpoint whose tensors do not fit, see `hf.load`.
     """
-    tokenizer = task.tokenizer
-    if tokenizer is None:
-        raise ValueError(f"task {task.name!r} takes its tokenizer from the policy's checkpoint, and there is none")
-    fields = {"vocab_size": tokenizer.vocab_size, **run.model.architecture}
-    fields |= {name: getattr(run.model, name) for name in ("dtype", "param_dtype", "remat")}
-    config = schema.read(ModelConfig, fields, "config.model.architecture")
-    schema.require(
-        config.vocab_size >= tokenizer.vocab_size,
-        "config.model.architecture.vocab_size",
-        config.vocab_size,
-        f"at least the tokenizer's {tokenizer.vocab_size}",
-    )
-    check_model(run, config)
+    policy = describe(run, task)
+    if policy.source is not None:
+        params = hf.load(policy.source, policy.config, lambda tree: sharding.shardings(tree, mesh))
+        return dataclasses.replace(policy, params=params)
 
     def init():
-        return nnx.split(Decoder(config, rngs=nnx.Rngs(run.seed)), nnx.Param)[1]
+        return nnx.split(Decoder(policy.config, rngs=nnx.Rngs(run.seed)), nnx.Param)[1]
 
-    places = sharding.shardings(jax.eval_shape(init), mesh)
-    params = jax.jit(init, out_shardings=places)()
-    graphdef = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)[0]
-    return Policy(config, graphdef, params, tokenizer, (tokenizer.eos_token_id,), tokenizer.pad_token_id)
+    params = jax.jit(init, out_shardings=sharding.shardings(policy.params, mesh))()
+    return dataclasses.replace(policy, params=params)
+
+
+def describe(run: RunConfig, task: Task) -> Policy:
+    """Everything about the policy but its parameters, of which it gives the shapes; reads no tensor, compiles nothing.
+
+    Raises:
+      ValueError: a checkpoint that is not there or not supported, an architecture field that does not fit, a task and a
+        checkpoint that do not go together; names the field.
+    """
+    fields = {name: getattr(run.model, name) for name in ("dtype", "param_dtype", "remat")}
+    tokenizer, source = task.tokenizer, None
+    if run.model.source:
+        for name, value in run.model.architecture.items():
+            right = "left out: config.model.source decides it"
+            schema.require(name in OPEN, f"config.model.architecture.{name}", value, right)
+        source = hf.find(run.model.source)
+        config = hf.read_config(source, **fields, **run.model.architecture)
+        if tokenizer is None:
+            tokenizer = hf.tokenizer(source)
+        else:
+            right = f"a checkpoint with the vocabulary of the task's own tokenizer, {_size(tokenizer)} ids"
+            same = _size(tokenizer) == config.vocab_size
+            schema.require(same, "config.model.source", run.model.source, right)
+        stop_ids, field = hf.stop_ids(source, tokenizer), f"vocab_size of {source}"
+    else:
+        if tokenizer is None:
+            raise ValueError(
+                f"config.model.source is empty; task {task.name!r} takes its tokenizer from the checkpoint named there"
+            )
+        fields = {"vocab_size": _size(tokenizer), **run.model.architecture, **fields}
+        config = schema.read(ModelConfig, fields, "config.model.architecture")
+        stop_ids, field = (tokenizer.eos_token_id,), "config.model.architecture.vocab_size"
+    size = max(_size(tokenizer), 1 + max(stop_ids))
+    schema.require(config.vocab_size >= size, field, config.vocab_size, f"at least the tokenizer's {size}")
+    check_model(run, config)
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)
+    # The masks come from the sampler, so an end token may well serve as filler.
+    pad_id = stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return Policy(config, graphdef, params, tokenizer, stop_ids, pad_id, source)
+
+
+def _size(tokenizer: Any) -> int:
+    """Ids of a tokenizer, those that were added to its vocabulary included."""
+    return len(tokenizer) if hasattr(tokenizer, "__len__") else tokenizer.vocab_size

@@ -1,0 +1,305 @@
+"""Hugging Face checkpoints: read straight into sharded parameters, written so that transformers loads them.
+
+A source is a directory of safetensors (one file, or shards with their index), a hub id of one, or a .gguf file (through
+transformers, with torch: for small models). Every tensor is accounted for before the first is read: a missing, extra or
+misshapen one is an error that names it. Tensors are then read one by one into their place in the stacked parameters, so the
+host holds about one of them beside the parameters.
+"""
+
+import functools
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+import transformers
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from rich.progress import track
+
+from jaxrl_llm.models import hf_config, names
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.decoder import Decoder
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# What checkpoints may hold beside the parameters: buffers of old versions.
+IGNORED = ("rotary_emb.inv_freq",)
+
+
+def find(source: str) -> pathlib.Path:
+    """The local directory or .gguf file of a checkpoint; a hub id is downloaded into the hub's cache.
+
+    Raises:
+      ValueError: there is no such file or directory, it holds no checkpoint, or the hub does not have it.
+    """
+    path = pathlib.Path(source).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ValueError(f"checkpoint file {source!r} does not exist")
+        return path
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"checkpoint directory {source!r} has no config.json")
+        if not (path / SINGLE).is_file() and not (path / INDEX).is_file():
+            raise ValueError(f"checkpoint directory {source!r} has neither {SINGLE} nor {INDEX}")
+        return path
+    if path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
+        raise ValueError(f"checkpoint {source!r} is no directory, no .gguf file and no hub id (owner/name)")
+    try:
+        return pathlib.Path(
+            huggingface_hub.snapshot_download(source, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
+        )
+    except Exception as error:  # the hub client raises many kinds
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"checkpoint {source!r} is no directory, and the hub does not give it: {reason}") from error
+
+
+def transformers_config(path: pathlib.Path) -> transformers.PretrainedConfig:
+    """The checkpoint's configuration as transformers reads it; a multimodal model's text part.
+
+    Raises:
+      ValueError: it cannot be read; names the file.
+    """
+    try:
+        if path.suffix != ".gguf":
+            kind = json.loads((path / "config.json").read_text()).get("model_type")
+            if kind not in transformers.CONFIG_MAPPING:
+                raise ValueError(f"unknown model_type {kind!r}; choose from: {', '.join(sorted(hf_config.FAMILIES))}")
+        return transformers.AutoConfig.from_pretrained(**_located(path)).get_text_config()
+    except Exception as error:  # a file that is torn, not JSON, or whose fields transformers refuses
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"the configuration of {path} cannot be read: {reason}") from error
+
+
+def read_config(path: pathlib.Path, **fields: Any) -> ModelConfig:
+    """The checkpoint's architecture; see `hf_config.from_transformers`."""
+    return hf_config.from_transformers(transformers_config(path), str(path), **fields)
+
+
+def tokenizer(path: pathlib.Path) -> Any:
+    """The checkpoint's tokenizer (transformers).
+
+    Raises:
+      ValueError: it has none that can be read.
+    """
+    try:
+        return transformers.AutoTokenizer.from_pretrained(**_located(path))
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"the tokenizer of {path} cannot be read: {reason}") from error
+
+
+def stop_ids(path: pathlib.Path, tokenizer: Any) -> tuple[int, ...]:
+    """Ids that end a response: the tokenizer's end token first, then the generation configuration's and the model's.
+
+    Raises:
+      ValueError: there is none at all.
+    """
+    ids = [tokenizer.eos_token_id, transformers_config(path).eos_token_id]
+    if (path / "generation_config.json").is_file():
+        ids.append(json.loads((path / "generation_config.json").read_text()).get("eos_token_id"))
+    flat = [i for some in ids for i in (some if isinstance(some, list | tuple) else [some]) if i is not None]
+    if not flat:
+        raise ValueError(
+            f"checkpoint {path} names no end token (eos_token_id) in tokenizer, config or generation_config"
+        )
+    return tuple(dict.fromkeys(flat))
+
+
+def load(path: pathlib.Path, config: ModelConfig, shardings: Callable[[Any], Any] | None = None) -> nnx.State:
+    """Parameters of a `Decoder` from a checkpoint, in `config.param_dtype`.
+
+    Args:
+      path: from `find`.
+      config: from `read_config`.
+      shardings: tree of shapes -> tree of `NamedSharding`; the first device by default.
+
+    Raises:
+      ValueError: a missing, extra or misshapen tensor, or a file that is missing or damaged; names it.
+    """
+    abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)[1]
+    return load_like(path, config, abstract, shardings)
+
+
+def load_like(path: pathlib.Path, config: ModelConfig, abstract: nnx.State, shardings=None) -> nnx.State:
+    """As `load`, into a tree of shapes that the caller made."""
+    shapes, read = _open_gguf(path) if path.suffix == ".gguf" else _open_safetensors(path)
+    wanted = names.tensors(config, flatten(abstract))
+    _account(path, wanted, shapes, config)
+    if shardings is None:
+        one = jax.sharding.Mesh(jax.devices()[:1], "x")
+        places = jax.tree.map(lambda _: NamedSharding(one, PartitionSpec()), abstract)
+    else:
+        places = shardings(abstract)
+    zeros = jax.jit(
+        lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, config.param_dtype), abstract), out_shardings=places
+    )
+    params, placed = zeros(), dict(zip(flatten(abstract), jax.tree.leaves(places), strict=True))
+    arrays = flatten(params)
+    for name, value in track(read(), f"reading {path.name}", total=len(shapes), transient=True):
+        if name not in wanted:
+            continue
+        tensor = wanted[name]
+        for target, part in zip(tensor.paths, tensor.rule.split(config, value), strict=True):
+            part = np.asarray(part, jnp.dtype(config.param_dtype))
+            sharding = placed[target]
+            spec = PartitionSpec(*sharding.spec[len(tensor.index) :])
+            part = _put(part, NamedSharding(sharding.mesh, spec))
+            arrays[target] = _setter(sharding)(arrays[target], part, np.array(tensor.index, np.int32))
+    return jax.tree.unflatten(jax.tree.structure(params), arrays.values())
+
+
+def save(
+    directory: pathlib.Path,
+    params: nnx.State,
+    config: ModelConfig,
+    theirs: transformers.PretrainedConfig,
+    tokenizer: Any,
+    dtype: str = "bfloat16",
+    max_shard_size: int | str = "5GB",
+) -> None:
+    """Writes a directory that transformers (and vLLM) loads: config.json, safetensors shards, tokenizer.
+
+    Args:
+      directory: made; it must not hold anything yet.
+      params: of a `Decoder`.
+      config: its architecture.
+      theirs: the configuration to write, of the source or from `hf_config.to_transformers`.
+      tokenizer: transformers', saved beside.
+      dtype: of the tensors.
+      max_shard_size: bytes of a file, or such as "5GB".
+
+    Raises:
+      ValueError: the directory holds something, or `theirs` describes another architecture.
+    """
+    runtime = {name: getattr(config, name) for name in ("dtype", "param_dtype", "scan_unroll", "remat")}
+    if hf_config.from_transformers(theirs, "the configuration to write", **runtime) != config:
+        raise ValueError(f"the configuration to write describes another architecture than the parameters': {config}")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(f"{directory} exists and is not empty; choose another directory")
+    flat = flatten(params)
+    wanted = names.tensors(config, flat)
+    size = jnp.dtype(dtype).itemsize
+    split = huggingface_hub.split_state_dict_into_shards_factory(
+        wanted,
+        get_storage_size=lambda tensor: size * int(np.prod(tensor.shape)),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_size,
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    for file, inside in track(split.filename_to_tensors.items(), f"writing {directory.name}", transient=True):
+        shard = {name: _gather(config, wanted[name], flat, dtype) for name in inside}
+        safetensors.numpy.save_file(shard, directory / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    theirs.architectures = [transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[theirs.model_type]]
+    theirs.dtype = dtype
+    theirs.save_pretrained(directory)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+
+
+def copy_generation_config(path: pathlib.Path, directory: pathlib.Path) -> None:
+    """The source's sampling defaults and end tokens, which an export keeps."""
+    if (path / "generation_config.json").is_file():
+        shutil.copy(path / "generation_config.json", directory)
+
+
+def _located(path: pathlib.Path) -> dict[str, Any]:
+    if path.suffix == ".gguf":
+        return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    return {"pretrained_model_name_or_path": path}
+
+
+def flatten(tree: nnx.State) -> dict[names.Path, Any]:
+    """Path -> leaf, in the order of `jax.tree.leaves`."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {tuple(str(k.key) for k in path if isinstance(k, jax.tree_util.DictKey)): leaf for path, leaf in leaves}
+
+
+def _open_safetensors(path: pathlib.Path) -> tuple[dict[str, tuple[int, ...]], Callable[[], Iterator]]:
+    """Shape of every tensor, from the files' headers alone, and a function that reads them one by one."""
+    files = [path / SINGLE]
+    if (path / INDEX).is_file():
+        try:
+            listed = json.loads((path / INDEX).read_text())["weight_map"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path / INDEX} is not an index of safetensors") from error
+        files = [path / file for file in sorted(set(listed.values()))]
+    shapes = {}
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"checkpoint file {file} is missing")
+        try:
+            with safetensors.safe_open(file, "numpy") as tensors:
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"checkpoint file {file} cannot be read: {error}") from error
+
+    def read():
+        for file in files:
+            with safetensors.safe_open(file, "numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    yield name, tensors.get_tensor(name)
+
+    return shapes, read
+
+
+def _open_gguf(path: pathlib.Path) -> tuple[dict[str, tuple[int, ...]], Callable[[], Iterator]]:
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(**_located(path), dtype="float32")
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"checkpoint file {path} cannot be read: {reason}") from error
+    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    return {name: tensor.shape for name, tensor in tensors.items()}, lambda: iter(tensors.items())
+
+
+def _account(path: pathlib.Path, wanted: dict[str, names.Tensor], shapes: dict, config: ModelConfig) -> None:
+    for name, tensor in wanted.items():
+        if name not in shapes:
+            raise ValueError(f"checkpoint {path} lacks tensor {name} {tensor.shape}")
+        if tuple(shapes[name]) != tensor.shape:
+            raise ValueError(f"tensor {name} of checkpoint {path} has shape {shapes[name]}; it must be {tensor.shape}")
+    ignored = (*IGNORED, "lm_head.weight") if config.tie_word_embeddings else IGNORED
+    extra = [name for name in shapes if name not in wanted and not name.endswith(ignored)]
+    if extra:
+        raise ValueError(f"checkpoint {path} holds a tensor that the model has no place for: {extra[0]}")
+
+
+def _put(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    # Every process reads the files and keeps its part.
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+@functools.cache
+def _setter(sharding: NamedSharding):
+    """(array, part, index) -> the array with `part` at `index` of its leading axes; updated in place."""
+
+    def write(array, part, index):
+        start = (*index, *[0] * part.ndim)
+        return jax.lax.dynamic_update_slice(array, part[(None,) * len(index)], start)
+
+    return jax.jit(write, donate_argnums=0, out_shardings=sharding)
+
+
+@jax.jit
+def _take(array: jax.Array, index: np.ndarray) -> jax.Array:
+    # The index is data: one program per shape, not one per layer.
+    return jax.lax.dynamic_slice(
+        array, (*index, *[0] * (array.ndim - len(index))), (*[1] * len(index), *array.shape[len(index) :])
+    ).reshape(array.shape[len(index) :])
+
+
+def _gather(config: ModelConfig, tensor: names.Tensor, flat: dict, dtype: str) -> np.ndarray:
+    parts = [jax.device_get(_take(flat[path], np.array(tensor.index, np.int32))) for path in tensor.paths]
+    joined = np.asarray(tensor.rule.join(config, *parts)).astype(jnp.dtype(dtype))
+    return np.ascontiguousarray(joined)
