@@ -5,7 +5,7 @@
 
 Any other checkpoint may take its place, by directory or hub id: --config.model.source=HuggingFaceTB/SmolLM2-135M-Instruct
 
-Hardware: 2 CPU cores, 2 GB of memory above the system's. Metric: accuracy at temperature 1 on held-out problems, the last number
+Hardware: 2 CPU cores, 8 GB of memory. Metric: accuracy at temperature 1 on held-out problems, the last number
 of the answer against the truth.
 """
 

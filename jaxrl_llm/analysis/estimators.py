@@ -19,7 +19,7 @@ def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
 
 
 def mean_interval(per_prompt: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of a mean of independent per-prompt scores, by their standard error.
+    """95 % interval of a mean of independent per-prompt scores, by their standard error; within [0, 1] where they all are.
 
     The prompts are the independent draws, so the k samples of one prompt enter as their average (avg@k).
     """
@@ -27,7 +27,9 @@ def mean_interval(per_prompt: Sequence[float]) -> tuple[float, float]:
     if len(scores) < 2:
         return (float("nan"), float("nan"))
     half = Z95 * scores.std(ddof=1) / math.sqrt(len(scores))
-    return float(scores.mean() - half), float(scores.mean() + half)
+    low, high = float(scores.mean() - half), float(scores.mean() + half)
+    shares = scores.min() >= 0 and scores.max() <= 1
+    return (max(low, 0.0), min(high, 1.0)) if shares else (low, high)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
