@@ -1,0 +1,72 @@
+"""A whole run in miniature, for this process or (`python -m tests.training.tiny DIR [FIELD=VALUE ...] [--resume]`) another."""
+
+import ast
+import io
+import json
+import sys
+from unittest import mock
+
+import orbax.checkpoint as ocp
+from rich.console import Console
+
+from jaxrl_llm.tasks import arithmetic
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import RunConfig, default_config
+
+
+def config(path, **fields):
+    """Four rollouts with everything on that a resumed run must remember; `fields` such as `training__rollouts=1`."""
+    c = default_config()
+    c.run_dir = str(path)
+    c.task.arithmetic.kinds = ("sum3",)
+    c.task.arithmetic.eval_size = 8
+    c.model.architecture = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "head_dim": 8,
+    }
+    c.rollout.update({"prompts": 8, "group_size": 2, "max_response_length": 8, "capture_top_k": 3})
+    c.rollout.update({"staleness": 1, "refill_rounds": 1})
+    c.objective.name = "pdm"
+    c.objective.penalty.kl = 0.1
+    c.training.update({"rollouts": 4, "updates_per_rollout": 2})
+    c.evaluation.every = 2
+    c.checkpoint.update({"every": 1, "keep": 10})
+    c.optimizer.learning_rate = 1e-3
+    for name, value in fields.items():
+        section, _, field = name.rpartition("__")
+        (c[section] if section else c)[field] = value
+    return c
+
+
+def score(self, examples, completions, lengths, truncated):
+    """An untrained policy earns nothing, and then nothing is learned either: reward the parity of the length instead."""
+    return [float(len(c) % 2) for c in completions]
+
+
+def run(c, console=Console, **options):
+    """`loop.train` with that reward; returns its result and what it said."""
+    text = io.StringIO()
+    with mock.patch.object(arithmetic.ArithmeticTask, "score", score):
+        result = loop.train(RunConfig.read(c), console=console(file=text, width=200), **options)
+    return result, text.getvalue()
+
+
+def rows(path):
+    """The rows of the metrics file, every line of which must be one, without those that tell the time."""
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in lines]
+
+
+def arrays(path, rollout):
+    """A checkpoint's arrays by name, read without the package."""
+    return ocp.PyTreeCheckpointer().restore(path / "checkpoints" / str(rollout) / "state")
+
+
+if __name__ == "__main__":
+    folder, *rest = sys.argv[1:]
+    fields = dict(word.split("=") for word in rest if word != "--resume")
+    changed = config(folder, **{name: ast.literal_eval(value) for name, value in fields.items()})
+    print(run(changed, resume="--resume" in rest)[1])
