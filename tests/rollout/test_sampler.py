@@ -117,14 +117,22 @@ def test_greedy_decoding_follows_the_argmax_of_the_full_forward():
     sample, params = sampler(choice=Choice(temperature=0.0), max_response_length=6, stop_ids=())
     config, graphdef, _ = tiny.decoder()
     rollout = sample(params, PROMPTS, jax.random.key(0))
+    longest = max(map(len, PROMPTS)) + 6
+    tokens, segments = np.zeros((2, len(PROMPTS), longest), np.int32)
     for row, prompt in enumerate(PROMPTS):
-        tokens = list(prompt)
-        for _ in range(6):
-            t = np.array([tokens], np.int32)
-            model = nnx.merge(graphdef, params)
-            logits = model.logits(model.hidden(t, np.arange(len(tokens))[None], np.ones_like(t)))
-            tokens.append(int(jnp.argmax(logits[0, -1])))
-        assert rollout.response_tokens[row].tolist() == tokens[len(prompt) :]
+        whole = [*prompt, *rollout.response_tokens[row].tolist()]
+        tokens[row, : len(whole)], segments[row, : len(whole)] = whole, 1
+    positions = np.broadcast_to(np.arange(longest), tokens.shape)
+
+    @jax.jit
+    def best(params):
+        model = nnx.merge(graphdef, params)
+        return jnp.argmax(model.logits(model.hidden(tokens, positions, segments)), axis=-1)
+
+    # Each token is the best continuation of those before it, and so, by induction, are all of them.
+    best = np.asarray(best(params))
+    for row, prompt in enumerate(PROMPTS):
+        assert rollout.response_tokens[row].tolist() == best[row, len(prompt) - 1 : len(prompt) + 5].tolist()
 
 
 def test_truncated_sampling_records_the_mass_it_kept():

@@ -115,9 +115,11 @@ def test_resuming_repeats_what_an_uninterrupted_run_would_have_done(tmp_path):
     assert [without_time(r) for r in rows(tmp_path / "parts")] == [without_time(r) for r in rows(tmp_path / "whole")]
 
 
-def test_a_changed_configuration_is_shown_and_refused(tmp_path):
+def test_a_run_that_is_there_is_kept_and_a_changed_configuration_shown_and_refused(tmp_path):
     config = tiny_config(tmp_path / "run", rollouts=1)
     run(config)
+    with pytest.raises(ValueError, match="--resume to go on, --overwrite"):
+        run(config)
     config.training.rollouts = 2
     config.objective.pdm.delta_low = 0.3
     with pytest.raises(ValueError, match=r"(?s)differs from the checkpoint's.*pdm.delta_low: 0.15 -> 0.3"):
@@ -127,14 +129,7 @@ def test_a_changed_configuration_is_shown_and_refused(tmp_path):
     assert rows(tmp_path / "run")[-1]["rollout"] == 2
 
 
-def test_a_run_that_is_there_is_not_overwritten_unasked(tmp_path):
-    config = tiny_config(tmp_path / "run", rollouts=1)
-    run(config)
-    with pytest.raises(ValueError, match="--resume to go on, --overwrite"):
-        run(config)
-
-
-@pytest.mark.parametrize("name", ["dppo", "drpo", "grpo_or"])
+@pytest.mark.parametrize("name", ["drpo", "grpo_or"])
 def test_every_family_trains_by_its_name_alone(tmp_path, name):
     config = tiny_config(tmp_path / name, rollouts=1)
     config.objective.name = name
@@ -167,7 +162,7 @@ def test_eight_devices_train_like_one(tmp_path):
     """The mesh changes where numbers live, not what they are (float32 sums in another order)."""
     assert len(jax.devices()) == 8
     results = []
-    for mesh in ({"data": 1, "tensor": 8}, {"data": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "tensor": 2}):
+    for mesh in ({"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}):
         config = tiny_config(tmp_path / str(len(results)), rollouts=1)
         config.mesh.update(mesh)
         run(config)

@@ -45,12 +45,13 @@ def make_step(name="pdm", micro_batches=1, optimizer=None, **loss):
     return step, state
 
 
-@pytest.mark.parametrize("mode", ["token_mean", "seq_mean_token_mean"])
-@pytest.mark.parametrize("name", ["pdm", "drpo", "grpo_or"])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("pdm", "token_mean"), ("drpo", "seq_mean_token_mean"), ("grpo_or", "token_mean")]
+)
 def test_micro_batches_change_neither_value_nor_update(name, mode):
     batch = make_batch()
     results = []
-    for parts in (1, 2, 4):
+    for parts in (1, 4):
         step, state = make_step(name, parts, aggregation={"mode": mode})
         state, metrics = jax.jit(step)(state, batch)
         results.append((state.params, {k: float(m.numerator / m.denominator) for k, m in metrics.items()}))
@@ -69,9 +70,9 @@ def test_the_update_is_the_gradient_of_the_whole_batchs_mean():
         surrogate = -batch.advantages * jnp.exp(logprobs - batch.behavior_logprobs)
         return jnp.sum(jnp.where(batch.response_mask, surrogate, 0)) / jnp.sum(batch.response_mask)
 
-    gradient = jax.grad(mean)(state.params)
-    new, metrics = step(state, batch)
-    np.testing.assert_allclose(metrics["loss"].numerator, mean(state.params), rtol=1e-5)
+    value, gradient = jax.jit(jax.value_and_grad(mean))(state.params)
+    new, metrics = jax.jit(step)(state, batch)
+    np.testing.assert_allclose(metrics["loss"].numerator, value, rtol=1e-5)
     np.testing.assert_allclose(metrics["optimizer/grad_norm"].numerator, optax.global_norm(gradient), rtol=1e-4)
     jax.tree.map(
         lambda a, p, g: np.testing.assert_allclose(a, p - 0.1 * g, rtol=1e-4, atol=1e-6),
@@ -84,7 +85,7 @@ def test_the_update_is_the_gradient_of_the_whole_batchs_mean():
 def test_clipping_bounds_the_update_but_reports_the_norm_before_it():
     optimizer = optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(1.0))
     step, state = make_step("pg_is", optimizer=optimizer)
-    _, metrics = step(state, make_batch())
+    _, metrics = jax.jit(step)(state, make_batch())
     assert float(metrics["optimizer/grad_norm"].numerator) > 1e-2
     np.testing.assert_allclose(metrics["optimizer/update_norm"].numerator, 1e-3, rtol=1e-4)
 
@@ -110,7 +111,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted():
 def test_an_all_masked_batch_moves_nothing():
     step, state = make_step("pg_is")
     batch = make_batch()
-    new, metrics = step(state, dataclasses.replace(batch, response_mask=jnp.zeros_like(batch.response_mask)))
+    new, metrics = jax.jit(step)(state, dataclasses.replace(batch, response_mask=jnp.zeros_like(batch.response_mask)))
     assert float(metrics["loss"].numerator) == 0
     chex.assert_trees_all_equal(new.params, state.params)
 
