@@ -7,17 +7,11 @@ What the trainer sees as mismatch is in the metrics under mismatch/ and in the p
 Hardware: 2 CPU cores, a few minutes. Metric: accuracy at temperature 1 on held-out prompts.
 """
 
-import importlib.util
-import pathlib
+from jaxrl_llm.training import config_files
 
 
 def get_config():
-    path = pathlib.Path(__file__).with_name("quickstart.py")
-    spec = importlib.util.spec_from_file_location("quickstart", path)
-    quickstart = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(quickstart)
-
-    config = quickstart.get_config()
+    config = config_files.beside(__file__, "quickstart.py").get_config()
     config.run_dir = "runs/quickstart_fp8"
     config.rollout.fp8.scope = "rollout_only"
     for site in ("logits", "weights", "activations", "kv_cache"):

@@ -6,13 +6,8 @@
 Hardware: 2 CPU cores, 1 to 2 minutes. Metrics: as in configs/tiny_rlhf.py.
 """
 
-import importlib.util
-import pathlib
+from jaxrl_llm.training import config_files
 
 
 def get_config():
-    path = pathlib.Path(__file__).with_name("tiny_rlhf.py")
-    spec = importlib.util.spec_from_file_location("tiny_rlhf", path)
-    shared = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(shared)
-    return shared.get_config("grpo")
+    return config_files.beside(__file__, "tiny_rlhf.py").get_config("grpo")
