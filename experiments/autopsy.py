@@ -31,9 +31,9 @@ def main():
 
 def show(rates: autopsy.Rates, delta: float) -> None:
     """Prints the pooled rates beside the paper's."""
-    table = Table(
-        title=f"Direction autopsy at delta = {delta}: {100 * rates.disputed:.1f} % of outside tokens disputed"
-    )
+    disputed = rates.outside * rates.disputed
+    counted = f"{disputed:.1f} of {rates.outside:.1f} tokens outside disputed (an update's mean, summed over rollouts)"
+    table = Table(title=f"Direction autopsy at delta = {delta}: {counted}")
     for column in ("", "ratio", "predictive", "paper: ratio", "paper: predictive"):
         table.add_column(column, justify="right" if column else "left")
     for name, words in (
