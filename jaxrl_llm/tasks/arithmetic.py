@@ -13,12 +13,12 @@ import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks.base import Example, Task
+from jaxrl_llm.tasks.base import Example, MadeExamples, Task
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
 ALPHABET = "0123456789+-*=>,"
@@ -98,26 +98,15 @@ class Arithmetic:
         schema.require(self.eval_size > 0, "config.task.arithmetic.eval_size", self.eval_size, "positive")
 
 
-class Examples(Sequence):
+class Examples(MadeExamples):
     """`size` examples of one split, made when they are asked for; the held-out ones are all different."""
 
     def __init__(self, config: Arithmetic, held_out: bool, size: int):
-        self.config, self.held_out, self.size = config, held_out, size
+        super().__init__(size)
+        self.config, self.held_out = config, held_out
         self._distinct = _distinct_held_out(config, size) if held_out else None
 
-    def __len__(self) -> int:
-        return self.size
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        if not -self.size <= index < self.size:
-            raise IndexError(index)
-        index = int(index) % self.size
+    def make(self, index: int) -> Example:
         rng = np.random.default_rng([self.config.seed, int(self.held_out), index])
         kind = self.config.kinds[index % len(self.config.kinds)]
         expression = self._distinct[index] if self.held_out else _draw(rng, kind, held_out=False)

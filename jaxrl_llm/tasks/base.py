@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +22,31 @@ class Example:
     answer: str
     solution: str = ""
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class MadeExamples(Sequence[Example]):
+    """`size` examples that `make(index)` makes when they are asked for, so that nothing is held in memory."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def make(self, index: int) -> Example:
+        """Example `index` of 0 .. size - 1; the same one every time."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.size))]
+        if not -self.size <= index < self.size:
+            raise IndexError(index)
+        return self.make(int(index) % self.size)
 
 
 class Task(Protocol):

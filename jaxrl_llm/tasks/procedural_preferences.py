@@ -12,12 +12,12 @@ import dataclasses
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks.base import Example, Task
+from jaxrl_llm.tasks.base import Example, MadeExamples, Task
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
 
 LETTERS = "abcdefgh"
@@ -57,25 +57,14 @@ def utility(prompt: str, reply: str) -> float:
     return named - WASTE * (len(reply) - named)
 
 
-class Examples(Sequence):
+class Examples(MadeExamples):
     """`size` examples of one split, made when they are asked for. `metadata` holds the chosen and the rejected reply."""
 
     def __init__(self, config: ProceduralPreferences, held_out: bool, size: int):
-        self.config, self.held_out, self.size = config, held_out, size
+        super().__init__(size)
+        self.config, self.held_out = config, held_out
 
-    def __len__(self) -> int:
-        return self.size
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        if not -self.size <= index < self.size:
-            raise IndexError(index)
-        index = int(index) % self.size
+    def make(self, index: int) -> Example:
         rng = np.random.default_rng([self.config.seed, int(self.held_out), index])
         prompt = _prompt(rng, self.held_out)
         first, second = (_reply(rng, prompt, self.config.longest) for _ in range(2))

@@ -9,12 +9,12 @@ import dataclasses
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks.base import Example
+from jaxrl_llm.tasks.base import Example, MadeExamples, Task
 
 NAMES = ("Anna", "Ben", "Carla", "David", "Elena", "Felix", "Grace", "Hugo", "Iris", "Jonas", "Lea", "Max")
 THINGS = ("apples", "pencils", "marbles", "stickers", "books", "coins", "cards", "shells", "stamps", "cookies")
@@ -90,26 +90,15 @@ class WordProblems:
             schema.require(value >= low, f"config.task.word_problems.{name}", value, f"{low} or more")
 
 
-class Examples(Sequence):
+class Examples(MadeExamples):
     """`size` examples of one split, a pure function of seed and index; the held-out ones are all different."""
 
     def __init__(self, config: WordProblems, held_out: bool, size: int):
-        self.config, self.held_out, self.size = config, held_out, size
+        super().__init__(size)
+        self.config, self.held_out = config, held_out
         self._distinct = _distinct_held_out(config, size) if held_out else None
 
-    def __len__(self) -> int:
-        return self.size
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        if not -self.size <= index < self.size:
-            raise IndexError(index)
-        index = int(index) % self.size
+    def make(self, index: int) -> Example:
         kind = self.config.kinds[index % len(self.config.kinds)]
         if self._distinct is None:
             text, answer = _draw(np.random.default_rng([self.config.seed, 0, index]), self.config, kind, held_out=False)
@@ -144,7 +133,7 @@ def _distinct_held_out(config: WordProblems, size: int) -> list[Drawn]:
 
 
 @dataclasses.dataclass(frozen=True)
-class WordProblemsTask:
+class WordProblemsTask(Task):
     """See the module docstring."""
 
     train: Examples
@@ -156,16 +145,6 @@ class WordProblemsTask:
     def grade(self, examples: Sequence[Example], completions: Sequence[str]) -> list[float | None]:
         """1 where the completion's last number is the answer, else 0."""
         return [float(last_number(c) == float(e.answer)) for e, c in zip(examples, completions, strict=True)]
-
-    def score(
-        self,
-        examples: Sequence[Example],
-        completions: Sequence[str],
-        lengths: Sequence[int] | None = None,
-        truncated: Sequence[bool] | None = None,
-    ) -> list[float | None]:
-        """The reward is the grade."""
-        return self.grade(examples, completions)
 
 
 def create(config: Mapping[str, Any]) -> WordProblemsTask:
