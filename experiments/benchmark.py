@@ -16,11 +16,12 @@ import time
 
 import jax
 import jax.numpy as jnp
-from absl import app, flags
+from absl import flags
 
 from jaxrl_llm.objectives import divergence as dv
 from jaxrl_llm.ops.token_stats import token_stats
 from jaxrl_llm.tasks.rewards.pool import GraderPool, PoolConfig
+from jaxrl_llm.training import command_line
 
 _PART = flags.DEFINE_enum("part", "divergence", ["divergence", "token_stats", "grading"], "What to measure.")
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens (B x T).")
@@ -132,11 +133,9 @@ def grading() -> None:
             print(f"{workers} workers: {dict(pool.counts)}")
 
 
-def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
+def main():
     {"divergence": divergence, "token_stats": token_statistics, "grading": grading}[_PART.value]()
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

@@ -10,7 +10,6 @@ stopped. It leaves table.md and traces.png in --out. docs/or_study.md tells what
 
 import contextlib
 import dataclasses
-import importlib.util
 import io
 import pathlib
 import shutil
@@ -18,13 +17,13 @@ import sys
 
 import jax
 import numpy as np
-from absl import app, flags, logging
+from absl import flags
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from jaxrl_llm.analysis.plots import COLORS
-from jaxrl_llm.training import loop, progress
+from jaxrl_llm.training import command_line, config_files, loop, progress
 from jaxrl_llm.training.config import RunConfig
 from jaxrl_llm.training.metrics import read_rows
 
@@ -75,10 +74,7 @@ def arms(alphas: list[float]) -> list[Arm]:
 
 def configure(arm: Arm, seed: int, path: pathlib.Path, reward_model: str, rollouts: int, margin: float) -> RunConfig:
     """The tiny configuration with this arm's objective."""
-    spec = importlib.util.spec_from_file_location("tiny_rlhf", ROOT / "configs" / "tiny_rlhf.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.get_config(arm.objective)
+    config = config_files.load(ROOT / "configs" / "tiny_rlhf.py").get_config(arm.objective)
     config.run_dir, config.seed, config.reward_model.source = str(path), seed, reward_model
     # Residual and overshoot of all arms are measured against one margin, so that they can be compared.
     config.diagnostics.margin = margin
@@ -138,10 +134,7 @@ def picture(results: dict[Arm, list[list[dict]]], path: pathlib.Path) -> None:
     fig.savefig(path, dpi=130)
 
 
-def main(argv):
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments: {argv[1:]}")
-    logging.set_verbosity(logging.WARNING)
+def main():
     out, alphas = pathlib.Path(_OUT.value), list(map(float, _ALPHAS.value))
     console = Console()
     jax.config.update("jax_compilation_cache_dir", str((out / "compiled").absolute()))
@@ -152,16 +145,13 @@ def main(argv):
     with progress.bar(console, "study", len(plan)) as bar:
         for done, (arm, seed) in enumerate(plan):
             path = out / f"{arm.objective}_{arm.alpha or 'clip'}_{seed}"
-            try:
-                run = configure(arm, seed, path, _REWARD_MODEL.value, _ROLLOUTS.value, alphas[0])
-                found = read_rows(path / "metrics.jsonl")
-                if not found or found[-1]["rollout"] != run.training.rollouts:
-                    shutil.rmtree(path, ignore_errors=True)
-                    with contextlib.redirect_stdout(io.StringIO()):
-                        if loop.train(run, console=Console(file=io.StringIO())) is None:
-                            sys.exit("stopped; start again to go on")
-            except ValueError as error:
-                sys.exit(f"error: {error}")
+            run = configure(arm, seed, path, _REWARD_MODEL.value, _ROLLOUTS.value, alphas[0])
+            found = read_rows(path / "metrics.jsonl")
+            if not found or found[-1]["rollout"] != run.training.rollouts:
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.redirect_stdout(io.StringIO()):
+                    if loop.train(run, console=Console(file=io.StringIO())) is None:
+                        sys.exit("stopped; start again to go on")
             rows[arm, seed] = read_rows(path / "metrics.jsonl")
             bar.update(done + 1, {arm.title + " reward": final(rows[arm, seed], "reward/mean")})
     results = {arm: [rows[arm, seed] for seed in range(_SEEDS.value)] for arm in arms(alphas)}
@@ -173,4 +163,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)
