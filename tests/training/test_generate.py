@@ -91,4 +91,5 @@ def test_pass_at_k_by_hand():
         mean, low, high = result[k]
         assert mean == pytest.approx(np.mean(values))
         half = 1.959964 * np.std(values, ddof=1) / np.sqrt(2)
-        assert (high - low) / 2 == pytest.approx(half)
+        # The interval of shares ends at 0 and 1.
+        assert (low, high) == pytest.approx((max(mean - half, 0.0), min(mean + half, 1.0)))
