@@ -1,6 +1,6 @@
 """Arithmetic word problems in chat form, made up on the spot, for small models that were trained to talk.
 
-Every problem takes two or three steps of adding, taking away and multiplying with small numbers; the answer to give is short, and
+Every problem takes one or two steps of adding, taking away and multiplying with small numbers; the answer to give is short, and
 its last number counts. A problem belongs to the held-out split if the checksum of its text says so, and to training
 otherwise, so the two never share one.
 """
@@ -19,7 +19,7 @@ from jaxrl_llm.tasks.base import Example, MadeExamples, Task
 NAMES = ("Anna", "Ben", "Carla", "David", "Elena", "Felix", "Grace", "Hugo", "Iris", "Jonas", "Lea", "Max")
 THINGS = ("apples", "pencils", "marbles", "stickers", "books", "coins", "cards", "shells", "stamps", "cookies")
 HELD_OUT_SHARE = 10  # one problem in ten
-INSTRUCTION = "Answer in one short sentence that ends with the number."
+INSTRUCTION = "Show the calculation in one line."
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 
 Drawn = tuple[str, int]
