@@ -1,6 +1,5 @@
 """Grouped-query attention with rotary positions (Su 2021, arXiv 2104.09864), its output gated where configured."""
 
-import functools
 import math
 
 import chex
@@ -39,48 +38,12 @@ class Attention(nnx.Module):
         q, k = rotate(q, rope), rotate(k, rope)
         return q, fake_quant(k, fp8.kv_cache), fake_quant(v, fp8.kv_cache)
 
-    def attend(self, x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, fp8: Fp8Sites):
-        """Attention of q [B, Q, heads, head_dim] over k, v [B, S, kv_heads, head_dim] where mask bool [B, Q, S].
-
-        x [B, Q, D] is what `project` got. Returns [B, Q, D].
-        """
-        y = attention(q, k, v, mask)
-        y = y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
+    def finish(self, x: jax.Array, attended: jax.Array, fp8: Fp8Sites) -> jax.Array:
+        """[B, L, D] from the attended values [B, L, heads, head_dim]; x [B, L, D] is what `project` got."""
+        y = attended.reshape(*attended.shape[:2], attended.shape[2] * attended.shape[3])
         if self.output_gate is not None:
             y = y * jax.nn.sigmoid(self.output_gate(x, fp8))
         return self.out(y, fp8)
-
-
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, block: int = 1024) -> jax.Array:
-    """softmax(q k / sqrt(head_dim)) v, where long sequences are attended to by one block of queries at a time.
-
-    The scores of one block are all that exists at once, in the backward pass too, which computes them again.
-
-    Args:
-      q: [B, Q, heads, head_dim].
-      k, v: [B, S, kv_heads, head_dim].
-      mask: bool [B, Q, S].
-      block: queries per block; sequences of up to two blocks are attended to at once.
-
-    Returns:
-      [B, Q, heads, head_dim].
-    """
-    length = q.shape[1]
-    if length <= 2 * block:
-        return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
-    count = -(-length // block)
-
-    def blocks(x):
-        x = jnp.pad(x, [(0, 0), (0, count * block - length)] + [(0, 0)] * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(x.shape[0], count, block, *x.shape[2:]), 1, 0)
-
-    @functools.partial(jax.checkpoint, prevent_cse=False)
-    def one(part):
-        queries, seen = part
-        return jax.nn.dot_product_attention(queries, k, v, mask=seen[:, None])
-
-    y = jnp.moveaxis(jax.lax.map(one, (blocks(q), blocks(mask))), 0, 1)
-    return y.reshape(y.shape[0], count * block, *y.shape[3:])[:, :length]
 
 
 def rope_angles(positions: chex.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array]:

@@ -109,6 +109,10 @@ class LayerKind:
     feed_forward: Literal["dense", "moe"] = "dense"
 
 
+# Fields of `ModelConfig` that say how to compute, not what: no checkpoint decides them.
+RUNTIME = ("dtype", "param_dtype", "scan_unroll", "remat", "attention")
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """A Llama / Qwen2 / Qwen3 / Qwen3-MoE / Qwen3.5 / Qwen3.5-MoE decoder.
@@ -136,6 +140,7 @@ class ModelConfig:
       scan_unroll: layers written out per iteration of the training forward's loop; num_layers for none at all (faster on
         CPU, where a loop hides its body from the other optimisations; slower to compile).
       remat: what the backward pass recomputes: nothing, all but matrix products, or whole layers.
+      attention: kernel of the forward over whole sequences, see `kernels`.
     """
 
     vocab_size: int = 64
@@ -161,6 +166,7 @@ class ModelConfig:
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     scan_unroll: int = 1
     remat: Literal["none", "dots", "full"] = "none"
+    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
 
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):

@@ -19,6 +19,7 @@ from jaxrl_llm.models.attention import Attention, rope_angles
 from jaxrl_llm.models.cache import KeyValue, KVCache
 from jaxrl_llm.models.config import LayerKind, ModelConfig
 from jaxrl_llm.models.delta_net import DeltaNet, RecurrentState, init_state
+from jaxrl_llm.models.kernels import causal_attention, masked_attention
 from jaxrl_llm.models.layers import FeedForward, RMSNorm
 from jaxrl_llm.models.moe import MoE
 from jaxrl_llm.ops.fp8 import Fp8Sites
@@ -31,13 +32,14 @@ class Layout(NamedTuple):
 
     Attributes:
       rope: cosine and sine of the rotary embedding at the tokens' positions.
-      mask: bool [B, Q, S], what each token attends to.
+      attended: what each token attends to: for whole sequences the segment ids int32 [B, L] (earlier tokens of its own),
+        against a cache a mask bool [B, Q, S].
       starts: bool [B, Q], tokens that begin a sequence.
       real: bool [B, Q], tokens that are not padding.
     """
 
     rope: tuple[jax.Array, jax.Array]
-    mask: jax.Array
+    attended: jax.Array
     starts: jax.Array
     real: jax.Array
 
@@ -69,7 +71,8 @@ class Block(nnx.Module):
             mixed, _ = self.delta_net(normed, layout.starts, layout.real, state, fp8)
         else:
             q, k, v = self.attention.project(normed, layout.rope, fp8)
-            mixed = self.attention.attend(normed, q, k, v, layout.mask, fp8)
+            attended = causal_attention(q, k, v, layout.attended, self.config.attention)
+            mixed = self.attention.finish(normed, attended, fp8)
         return self._feed_forward(x + mixed, replay, fp8)
 
     def decode(self, x: jax.Array, layout: Layout, cached: KeyValue | RecurrentState, slots: jax.Array, fp8: Fp8Sites):
@@ -80,7 +83,8 @@ class Block(nnx.Module):
         else:
             q, k, v = self.attention.project(normed, layout.rope, fp8)
             cached = KeyValue(caches.write(cached.keys, k, slots), caches.write(cached.values, v, slots))
-            mixed = self.attention.attend(normed, q, cached.keys, cached.values, layout.mask, fp8)
+            attended = masked_attention(q, cached.keys, cached.values, layout.attended)
+            mixed = self.attention.finish(normed, attended, fp8)
         x, experts = self._feed_forward(x + mixed, None, fp8)
         return x, cached, experts
 
@@ -156,10 +160,8 @@ class Decoder(nnx.Module):
         chex.assert_rank([tokens, positions, segment_ids], 2)
         chex.assert_equal_shape([tokens, positions, segment_ids])
         c, fp8 = self.config, fp8 or NO_FP8
-        real, same = segment_ids > 0, segment_ids[:, :, None] == segment_ids[:, None, :]
-        mask = same & real[:, None, :] & jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))
         starts = jnp.diff(segment_ids, axis=1, prepend=0) != 0
-        layout = Layout(rope_angles(positions, c), mask, starts, real)
+        layout = Layout(rope_angles(positions, c), segment_ids, starts, segment_ids > 0)
         repeats = c.num_layers // c.period
         routers = c.num_moe_layers // repeats  # in one period
         if routed_experts is not None:

@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.progress import track
 
 from jaxrl_llm.models import hf_config, names
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import RUNTIME, ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -179,7 +179,7 @@ def save(
     Raises:
       ValueError: the directory holds something, or `theirs` describes another architecture.
     """
-    runtime = {name: getattr(config, name) for name in ("dtype", "param_dtype", "scan_unroll", "remat")}
+    runtime = {name: getattr(config, name) for name in RUNTIME}
     if hf_config.from_transformers(theirs, "the configuration to write", **runtime) != config:
         raise ValueError(f"the configuration to write describes another architecture than the parameters': {config}")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

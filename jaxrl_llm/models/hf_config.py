@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 
 from jaxrl_llm import schema
-from jaxrl_llm.models.config import DeltaNetConfig, ModelConfig, MoEConfig, RopeScaling
+from jaxrl_llm.models.config import RUNTIME, DeltaNetConfig, ModelConfig, MoEConfig, RopeScaling
 
 # model_type -> the fields of `ModelConfig` that the type itself decides.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ def from_transformers(config: transformers.PretrainedConfig, name: str, **fields
     Args:
       config: of one of `FAMILIES`.
       name: of the checkpoint, for messages.
-      **fields: what no checkpoint decides (dtype, param_dtype, remat, scan_unroll).
+      **fields: what no checkpoint decides (`config.RUNTIME`).
 
     Raises:
       ValueError: an unknown model_type or a feature that is not implemented; names the field.
@@ -105,7 +105,7 @@ def to_transformers(config: ModelConfig) -> transformers.PretrainedConfig:
     else:
         kind = "qwen3" if c.qk_norm else "qwen2" if c.attention_bias else "llama"
     theirs = transformers.AutoConfig.for_model(kind, **fields)
-    runtime = {name: getattr(c, name) for name in ("dtype", "param_dtype", "scan_unroll", "remat")}
+    runtime = {name: getattr(c, name) for name in RUNTIME}
     if from_transformers(theirs, "the architecture", **runtime) != c:
         raise ValueError(
             f"no model type of transformers computes what this architecture does ({kind} comes nearest): {c}"

@@ -60,7 +60,7 @@ class Program:
 def model_config(run: RunConfig) -> ModelConfig:
     """The architecture that `run` names, without loading anything."""
     fields = presets.architecture(run.model.source) if run.model.source else dict(run.model.architecture)
-    fields |= {name: getattr(run.model, name) for name in ("dtype", "param_dtype", "remat")}
+    fields |= run.model.runtime
     return schema.read(ModelConfig, fields, "config.model.architecture")
 
 

@@ -68,7 +68,7 @@ def describe(run: RunConfig, task: Task) -> Policy:
       ValueError: a checkpoint that is not there or not supported, an architecture field that does not fit, a task and a
         checkpoint that do not go together; names the field.
     """
-    fields = {name: getattr(run.model, name) for name in ("dtype", "param_dtype", "remat")}
+    fields = run.model.runtime
     tokenizer, source = task.tokenizer, None
     if run.model.source:
         for name, value in run.model.architecture.items():

@@ -353,5 +353,5 @@ def _model_config(run: RewardModelConfig, task: tasks.Task) -> ModelConfig:
     if task.tokenizer is None:
         raise ValueError(f"task {task.name!r} has no tokenizer of its own; a reward model needs one")
     fields = {"vocab_size": task.tokenizer.vocab_size, **run.model.architecture}
-    fields |= {name: getattr(run.model, name) for name in ("dtype", "param_dtype", "remat")}
+    fields |= run.model.runtime
     return schema.read(ModelConfig, fields, "config.model.architecture")

@@ -20,6 +20,8 @@ class Model:
       dtype: dtype of the computation; parameters are held in `param_dtype`.
       param_dtype: dtype of the master parameters.
       remat: what the backward pass recomputes.
+      attention: kernel of the attention over whole sequences: flash attention on TPUs (splash) and on NVIDIA GPUs (cudnn, in
+        bfloat16), or plain XLA; auto is splash on TPUs where the sequence is long enough to gain by it, else xla.
     """
 
     source: str = ""
@@ -27,6 +29,12 @@ class Model:
     dtype: Literal["float32", "bfloat16"] = "float32"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["none", "dots", "full"] = "none"
+    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
+
+    @property
+    def runtime(self) -> dict[str, str]:
+        """The fields of `models.config.ModelConfig` that a run decides whatever its checkpoint says."""
+        return {name: getattr(self, name) for name in ("dtype", "param_dtype", "remat", "attention")}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,153 @@
+"""Softmax attention, by the kernel that suits device and length.
+
+`xla` runs everywhere; long sequences go through it one block of queries at a time. `splash` is the flash attention of
+TPUs (jax.experimental.pallas), which never holds the scores and skips what lies above the diagonal; on other devices it is
+interpreted, for tests. `cudnn` is the flash attention of NVIDIA GPUs, in bfloat16 only. `auto` is splash on TPUs from
+`SHORTEST` tokens on, else xla.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+Kernel = Literal["auto", "xla", "splash", "cudnn"]
+
+BLOCK = 1024  # queries of one block of `xla`
+SHORTEST = 512  # below, padding to a kernel's block costs more than it saves
+LANES = 128  # splash attention's blocks are multiples of it
+ROWS, HEADS = ("data", "fsdp"), "tensor"  # mesh axes that divide rows and heads
+
+
+def masked_attention(q: chex.Array, k: chex.Array, v: chex.Array, mask: chex.Array, block: int = BLOCK) -> jax.Array:
+    """softmax(q k / sqrt(head_dim)) v of new tokens against a cache.
+
+    Args:
+      q: [B, Q, heads, head_dim].
+      k, v: [B, S, kv_heads, head_dim].
+      mask: bool [B, Q, S], what each query attends to.
+      block: queries per block; up to two blocks are attended to at once.
+
+    Returns:
+      [B, Q, heads, head_dim].
+    """
+    return _in_blocks(q, k, v, (mask,), lambda mask: mask, block)
+
+
+def causal_attention(
+    q: chex.Array, k: chex.Array, v: chex.Array, segment_ids: chex.Array, kernel: Kernel = "auto", block: int = BLOCK
+) -> jax.Array:
+    """softmax(q k / sqrt(head_dim)) v of whole sequences: each token attends to itself and those before it in its segment.
+
+    Args:
+      q: [B, L, heads, head_dim].
+      k, v: [B, L, kv_heads, head_dim].
+      segment_ids: int32 [B, L]; equal numbers are one segment, also those of padding, whose result nobody reads.
+      kernel: see the module docstring.
+      block: queries per block of `xla`.
+
+    Returns:
+      [B, L, heads, head_dim].
+
+    Raises:
+      ValueError: `cudnn` in another dtype than bfloat16.
+    """
+    chex.assert_shape(segment_ids, q.shape[:2])
+    if kernel == "auto":
+        platform = _platform()
+        kernel = "splash" if platform == "tpu" and q.shape[1] >= SHORTEST else "xla"
+    if kernel == "splash":
+        return _splash(q, k, v, segment_ids)
+    if kernel == "cudnn":
+        if q.dtype != jnp.bfloat16:
+            raise ValueError(f"config.model.attention = 'cudnn' computes in bfloat16; config.model.dtype is {q.dtype}")
+        mask = _causal(segment_ids, jnp.arange(q.shape[1])[None], segment_ids)
+        return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
+    place = jnp.broadcast_to(jnp.arange(q.shape[1]), segment_ids.shape)
+    return _in_blocks(q, k, v, (segment_ids, place), lambda ids, own: _causal(ids, own, segment_ids), block)
+
+
+def _causal(ids: jax.Array, place: jax.Array, all_ids: jax.Array) -> jax.Array:
+    """bool [B, Q, L]: keys of the queries' own segment, up to their own place."""
+    return (ids[:, :, None] == all_ids[:, None, :]) & (place[:, :, None] >= jnp.arange(all_ids.shape[1]))
+
+
+def _in_blocks(q, k, v, rows: tuple[jax.Array, ...], mask: Callable[..., jax.Array], block: int) -> jax.Array:
+    """One block of queries at a time; the scores of one block are all that exists at once, in the backward pass too.
+
+    `mask` makes bool [B, block, S] of a block of `rows` ([B, Q, ...]).
+    """
+    length = q.shape[1]
+    if length <= 2 * block:
+        return jax.nn.dot_product_attention(q, k, v, mask=mask(*rows)[:, None])
+    count = -(-length // block)
+
+    def blocks(x):
+        x = jnp.pad(x, [(0, 0), (0, count * block - length)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(x.shape[0], count, block, *x.shape[2:]), 1, 0)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def one(part):
+        queries, *rows = part
+        return jax.nn.dot_product_attention(queries, k, v, mask=mask(*rows)[:, None])
+
+    y = jnp.moveaxis(jax.lax.map(one, tuple(map(blocks, (q, *rows)))), 0, 1)
+    return y.reshape(y.shape[0], count * block, *y.shape[3:])[:, :length]
+
+
+def _splash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    # Imported here: where it is not used, nobody should pay for pallas or depend on it.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    length, interpret = q.shape[1], _platform() != "tpu"
+    block = min(4 * LANES, -(-length // LANES) * LANES)
+    padding = -length % block
+
+    def local(q, k, v, segment_ids):
+        """[B, L, heads, D] on one device."""
+        q, k, v = (
+            jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))).swapaxes(1, 2)
+            for x in (q / math.sqrt(q.shape[-1]), k, v)
+        )
+        ids = jnp.pad(segment_ids, ((0, 0), (0, padding)), constant_values=-1)
+        whole = length + padding
+        kernel = splash.make_splash_mha_single_device(
+            masks.MultiHeadMask([masks.CausalMask((whole, whole))] * q.shape[1]),
+            block_sizes=splash.BlockSizes(
+                block_q=block,
+                block_kv=block,
+                block_q_dkv=block,
+                block_kv_dkv=block,
+                block_q_dq=block,
+                block_kv_dq=block,
+            ),
+            interpret=interpret,
+        )
+        y = jax.vmap(kernel)(q, k, v, splash.SegmentIds(ids, ids))
+        return y.swapaxes(1, 2)[:, :length].astype(q.dtype)
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return local(q, k, v, segment_ids)
+    sizes = dict(mesh.shape)
+    rows = ROWS if q.shape[0] % math.prod(sizes[axis] for axis in ROWS) == 0 else None
+    heads = HEADS if q.shape[2] % sizes[HEADS] == 0 else None
+    if heads and k.shape[2] % sizes[HEADS]:
+        # Fewer key heads than devices: each query head brings its own.
+        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    split = P(rows, None, heads)
+    # The kernel does not say over which axes its result varies, so that cannot be checked.
+    inputs = (split, split, split, P(rows))
+    return jax.shard_map(local, in_specs=inputs, out_specs=split, check_vma=False)(q, k, v, segment_ids)
+
+
+def _platform() -> Any:
+    """Platform of the devices that the program is for: of the mesh, where there is one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
