@@ -7,7 +7,8 @@
 divergence: D and D_dot from gathered log-probs, as a share of the log-prob computation over the vocabulary itself.
 token_stats: log-probs with both gradients, in tiles, against the program that holds [tokens, vocabulary]: time at the
 given size, temporary memory of the compiled programs at 8,192 tokens x 151,936 entries.
-grading: completions that the graders' pool judges in a second, plain numbers and formulas, with one worker and several.
+grading: completions that the graders' pool judges in a second, with one worker and several: plain numbers, formulas that
+are compared exactly, and functions, which need SymPy.
 """
 
 import functools
@@ -117,6 +118,7 @@ def grading() -> None:
     kinds = {
         "numbers": lambda i: (rf"{thoughts}\boxed{{{i},000}}", f"{i}000"),
         "formulas": lambda i: (rf"{thoughts}\boxed{{\frac{{{i}+\sqrt{{{i + 1}}}}}{{2}}}}", rf"\frac{{{i}}}{{2}}"),
+        "functions": lambda i: (rf"{thoughts}\boxed{{\ln {i}+\sqrt{{{i + 1}}}}}", rf"\frac{{{i}}}{{2}}"),
     }
     for workers in (1, 2, 4):
         with GraderPool("math", PoolConfig(workers=workers)) as pool:
@@ -129,7 +131,7 @@ def grading() -> None:
                     return pool.grade([{"completion": completion, "truth": truth} for completion, truth in pairs])
 
                 middle, low, high = (n / seconds for seconds in median_seconds(grade)[0])
-                print(f"{workers} workers, {name:>8}: {middle:7.0f} completions/s  [{high:.0f}, {low:.0f}]")
+                print(f"{workers} workers, {name:>9}: {middle:7.0f} completions/s  [{high:.0f}, {low:.0f}]")
             print(f"{workers} workers: {dict(pool.counts)}")
 
 

@@ -1,8 +1,8 @@
 r"""Whether two answers are mathematically the same.
 
 Structure is compared here: tuples and intervals in order and by their brackets, sets and lists in any order, equations
-by their right sides. Number literals are compared exactly (`literal`), quantities with their units (`units`), and
-every other formula by math-verify.
+by their right sides. Number literals are compared exactly (`literal`), quantities with their units (`units`),
+elementary formulas exactly (`algebra`), and every other formula by math-verify (`formula`).
 
 Conventions: a unit, a percent or degree sign that one side leaves out is forgiven, a wrong one is not. A bare list
 "1, 2" may stand for a set or, in the same order, for a tuple. A variable in front of "=" may be left out.
@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import re
 
-from jaxrl_llm.tasks.rewards import literal, surface, units
+from jaxrl_llm.tasks.rewards import algebra, literal, surface, units
 
 MAX_LENGTH = 2000  # characters; a longer answer is compared as text only
 
@@ -55,13 +55,15 @@ _SYNONYMS = {
 }
 
 
+# A group's completions often end in the same answer.
+@functools.lru_cache(maxsize=4096)
 def equivalent(answer: str, truth: str) -> bool:
     """Whether `answer` is the same mathematical object as `truth` (both as text, LaTeX or plain)."""
     if answer.strip() == truth.strip():
         return bool(truth.strip())
     if len(answer) > MAX_LENGTH or len(truth) > MAX_LENGTH:
         return False
-    given, right = surface.normalize(answer), surface.normalize(truth)
+    given, right = _normalized(answer), _normalized(truth)
     if not given or not right:
         return False
     return surface.compact(given) == surface.compact(right) or same(parse(given), parse(right))
@@ -70,7 +72,10 @@ def equivalent(answer: str, truth: str) -> bool:
 def understand(truth: str) -> None:
     """Reads every formula of `truth` as `equivalent` may have to; what is read is remembered."""
     if len(truth) <= MAX_LENGTH:
-        _read_formulas(parse(surface.normalize(truth)))
+        _read_formulas(parse(_normalized(truth)))
+
+
+_normalized = functools.lru_cache(maxsize=1024)(surface.normalize)
 
 
 def _read_formulas(node: "Node") -> None:
@@ -78,7 +83,7 @@ def _read_formulas(node: "Node") -> None:
         _read_formulas(item)
     if node.kind == "value":
         core, _ = units.split(node.text)
-        if literal.read(core) is None and not _has_words(core):
+        if literal.read(core) is None and not _has_words(core) and algebra.read(core) is None:
             _formulas().read(core)
 
 
@@ -323,10 +328,11 @@ def _same_formula(a: str, b: str) -> bool:
     # An ellipsis hides what a formula says.
     if _ELLIPSIS.search(a) or _ELLIPSIS.search(b):
         return False
-    return _formulas().same(a, b)
+    verdict = algebra.same(a, b)
+    return _formulas().same(a, b) if verdict is None else verdict
 
 
 def _formulas():
-    from jaxrl_llm.tasks.rewards import formula  # SymPy takes a second to import, and plain numbers do not need it
+    from jaxrl_llm.tasks.rewards import formula  # SymPy takes a second to import, and most answers do not need it
 
     return formula

@@ -14,9 +14,9 @@ Judge = Callable[[Mapping[str, Any], Callable[[], None]], float]
 
 def math() -> Judge:
     """1 where the final answer of `completion` is equivalent to `truth`, else 0."""
-    from jaxrl_llm.tasks.rewards import equivalence, extract
+    from jaxrl_llm.tasks.rewards import equivalence, extract, formula
 
-    equivalence.equivalent(r"\sqrt{12}", r"2\sqrt{3}")  # imports SymPy and fills the parser's tables
+    formula.same(r"\sqrt{12}", r"2\sqrt{3}")  # fills the tables of the parser and of SymPy
 
     def judge(request: Mapping[str, Any], understood: Callable[[], None]) -> float:
         equivalence.understand(request["truth"])

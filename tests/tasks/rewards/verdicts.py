@@ -193,6 +193,11 @@ BOXED = {
         (r"\sqrt2", r"\sqrt{2}", True),
         (r"3+2\sqrt{2}", r"(1+\sqrt{2})^2", True),
         (r"\sqrt{2}", "2", False),
+        (r"\frac{1}{\sqrt{3}-\sqrt{2}}", r"\sqrt{3}+\sqrt{2}", True),
+        (r"\frac{1}{\sqrt{3}-\sqrt{2}}", r"\sqrt{3}-\sqrt{2}", False),
+        (r"\sqrt{2+\sqrt{3}}", r"\frac{\sqrt{6}+\sqrt{2}}{2}", True),
+        (r"\sqrt[3]{16}", r"2\sqrt[3]{2}", True),
+        (r"8^{2/3}", "4", True),
     ],
     "algebra": [
         ("x+1", "1+x", True),
@@ -209,6 +214,11 @@ BOXED = {
         ("3+4i", "4i+3", True),
         ("3+4i", "3-4i", False),
         (r"\frac{n(n+1)}{2}", r"\frac{n^2+n}{2}", True),
+        (r"\frac{n(n+1)}{2}", r"\frac{n^2-n}{2}", False),
+        (r"\frac{x^2-1}{x-1}", "x+1", True),
+        (r"\frac{2}{1-i}", "1+i", True),
+        (r"2\ln 3", r"\ln 9", True),
+        (r"2\ln 3", r"\ln 6", False),
     ],
     "equations": [
         ("x=5", "5", True),
