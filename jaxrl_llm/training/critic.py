@@ -15,12 +15,12 @@ import optax
 from flax import nnx
 
 from jaxrl_llm import objectives
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import ScalarHead, ScalarModel
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training import config as configs
 from jaxrl_llm.training import optimizer as optimizers
 from jaxrl_llm.training import sharding
-from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.step import Metrics, TrainStep
 from jaxrl_llm.types import Batch, CriticState, TrainState
 
@@ -112,14 +112,14 @@ class Critic:
     """What the loop needs of a critic: its first state, its step, and its judgement of a rollout."""
 
     config: configs.Critic
-    policy: Policy
+    model: ModelConfig
     values: Values
     optimizer: optax.GradientTransformation
     micro_batches: int
 
     def init(self, policy_params: Any, mesh: jax.sharding.Mesh) -> CriticState:
         """The state before RL: values of 0, and with a trunk of its own a copy of the policy's."""
-        params = _first(self.config.trunk, self.policy, policy_params)
+        params = _first(self.config.trunk, self.model, policy_params)
         params = sharding.put(params, sharding.shardings(params, mesh))
         init = functools.partial(optimizers.init, self.optimizer)
         places = sharding.shardings(jax.eval_shape(init, params), mesh)
@@ -140,19 +140,19 @@ class Critic:
         return batch, {name: float(value) for name, value in jax.device_get(metrics).items()}
 
 
-def create(run: configs.RunConfig, policy: Policy) -> Critic | None:
-    """The critic of a run whose advantages need one, or None."""
+def create(run: configs.RunConfig, model: ModelConfig, policy: nnx.GraphDef) -> Critic | None:
+    """The critic of a run whose advantages need one, or None; `policy` is the decoder without its parameters."""
     if run.estimator != "gae":
         return None
     config = dataclasses.replace(run.optimizer, learning_rate=run.critic.learning_rate)
     if run.critic.trunk == "own":
-        graph = nnx.split(nnx.eval_shape(lambda: ScalarModel(policy.config, rngs=nnx.Rngs(0))), nnx.Param)[0]
+        graph = nnx.split(nnx.eval_shape(lambda: ScalarModel(model, rngs=nnx.Rngs(0))), nnx.Param)[0]
         values = Values(graph)
     else:
-        graph = nnx.split(nnx.eval_shape(lambda: ScalarHead(policy.config)), nnx.Param)[0]
-        values = Values(graph, policy.graphdef)
+        graph = nnx.split(nnx.eval_shape(lambda: ScalarHead(model)), nnx.Param)[0]
+        values = Values(graph, policy)
     optimizer = optimizers.create(config, run.optimizer_steps)
-    return Critic(run.critic, policy, values, optimizer, run.training.micro_batches)
+    return Critic(run.critic, model, values, optimizer, run.training.micro_batches)
 
 
 @functools.partial(jax.jit, static_argnames=("gamma", "lam", "white"))
@@ -202,13 +202,13 @@ def targets(
 _values = jax.jit(Values.__call__, static_argnums=0)
 
 
-def _first(trunk: str, policy: Policy, policy_params: Any) -> Any:
+def _first(trunk: str, model: ModelConfig, policy_params: Any) -> Any:
     if trunk == "policy":
-        return nnx.split(ScalarHead(policy.config), nnx.Param)[1]
-    params = nnx.split(nnx.eval_shape(lambda: ScalarModel(policy.config, rngs=nnx.Rngs(0))), nnx.Param)[1]
+        return nnx.split(ScalarHead(model), nnx.Param)[1]
+    params = nnx.split(nnx.eval_shape(lambda: ScalarModel(model, rngs=nnx.Rngs(0))), nnx.Param)[1]
     pure = nnx.to_pure_dict(policy_params)
     pure.pop("head", None)
     # Copies, because the policy's own buffers are given away at every step.
-    kernel = np.zeros(params["score"]["kernel"].shape, policy.config.param_dtype)
+    kernel = np.zeros(params["score"]["kernel"].shape, model.param_dtype)
     nnx.replace_by_pure_dict(params, {"trunk": jax.tree.map(jnp.copy, pure), "score": {"kernel": kernel}})
     return params
