@@ -18,7 +18,7 @@ from jaxrl_llm import objectives, schema, tasks
 from jaxrl_llm.analysis import plots
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
-from jaxrl_llm.training import advantages, progress, reference, reward_model, rollouts, samples, sharding
+from jaxrl_llm.training import advantages, packing, progress, reference, reward_model, rollouts, samples, sharding
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training import config as configs
 from jaxrl_llm.training import optimizer as optimizers
@@ -145,7 +145,12 @@ def train(
                     gathered = source.next(state.params)
                     record["position"] = gathered.position
                     sampled = time.monotonic()
-                    batch = _spread(rollouts.to_batch(task, gathered), mesh)
+                    batch = rollouts.to_batch(task, gathered)
+                    lengths = packing.lengths_of(batch)
+                    if run.training.packing:
+                        shared = packing.plan(lengths, sharding.data_shards(mesh), parts, reorder=False)[1]
+                        batch = batch.replace(packing=shared)
+                    batch = _spread(batch, mesh)
                     if "old_logprobs" in loss.needs or run.kl.reward:
                         batch = batch.replace(old_logprobs=scorer(state.params, batch))
                     if compared:
@@ -154,15 +159,17 @@ def train(
                     batch = _spread(batch, mesh)
 
                     order = jax.random.fold_in(jax.random.fold_in(key, SHUFFLING), rollout)
-                    updates = []
-                    for minibatch in _minibatches(batch, order, run.training, mesh):
+                    updates, slots = [], 0
+                    for minibatch in _minibatches(batch, lengths, order, run.training, mesh):
                         state, update = step(state, minibatch)
                         updates.append(update)
+                        slots += packing.slots(minibatch)
                     done = time.monotonic()
 
                     tokens = int(np.sum(gathered.collected.rollout.response_mask))
                     row = gathered.metrics() | assessed | reduce_updates(updates)
                     row |= _mismatch(updates[0])
+                    row["data/padding_share"] = 1 - run.training.epochs * lengths.tokens.sum() / slots
                     if run.diagnostics.margin:
                         now = scorer(state.params, batch)
                         where = batch.behavior_logprobs, batch.advantages, batch.response_mask
@@ -302,14 +309,18 @@ def _spread(batch: Batch, mesh) -> Batch:
     return sharding.put(batch, jax.tree.map(lambda _: sharding.batch_sharding(mesh), batch))
 
 
-def _minibatches(batch: Batch, key: jax.Array, training: configs.Training, mesh):
-    """The rollout's rows in a new random order every epoch, cut into mini-batches."""
-    rows = batch.tokens.shape[0]
+def _minibatches(batch: Batch, lengths: packing.Lengths, key: jax.Array, training: configs.Training, mesh):
+    """The rollout's rows in a new random order every epoch, cut into mini-batches, packed where the configuration says so."""
+    shards, parts = sharding.data_shards(mesh), training.micro_batches
     take = jax.jit(batches.take, out_shardings=sharding.batch_sharding(mesh))
     for epoch in range(training.epochs):
-        order = jax.random.permutation(jax.random.fold_in(key, epoch), rows)
-        for part in order.reshape(training.updates_per_rollout, -1):
-            yield take(batch, part)
+        order = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), len(lengths.tokens)))
+        for rows in order.reshape(training.updates_per_rollout, -1):
+            if not training.packing:
+                yield take(batch, rows)
+                continue
+            places, shared = packing.plan(lengths.take(rows), shards, parts)
+            yield take(batch, rows[places], shared)
 
 
 def _mismatch(update: dict[str, objectives.Metric]) -> dict[str, float]:
