@@ -34,6 +34,7 @@ def get_config(source="Qwen/Qwen3-4B"):
     config.objective.pdm.delta_high = 0.15
     config.training.rollouts = 300
     config.training.updates_per_rollout = 4
+    config.training.packing = True
     config.optimizer.learning_rate = 1e-6
     config.optimizer.b2 = 0.95
     config.optimizer.weight_decay = 0.01

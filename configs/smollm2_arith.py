@@ -42,6 +42,7 @@ def get_config():
     config.training.rollouts = 60
     config.training.updates_per_rollout = 2
     config.training.micro_batches = 4
+    config.training.packing = True
     config.optimizer.learning_rate = 1e-5
     config.optimizer.warmup_steps = 5
 

@@ -74,6 +74,37 @@ class Rollout:
 
 
 @flax.struct.dataclass
+class Packing:
+    """Which rows of the forward pass the sequences of a batch share, so that it does not compute on padding.
+
+    The batch lies in `shards` equal blocks, one a device, and is split into `parts` micro-batches. Each block's part of
+    each micro-batch is packed by itself, into `rows` rows of `width` slots.
+
+    Attributes:
+      offset: int32 [B], slot of a sequence's first token, counted through the rows of its block; -1 for a sequence that is
+        left out because none of its tokens carries loss.
+      shards: blocks of rows.
+      parts: micro-batches.
+      sequences: of a block in a micro-batch.
+      rows, width: packed rows of a block, and slots of a row.
+      tokens: of a block's responses, carrying loss, at most.
+    """
+
+    offset: chex.Array
+    shards: int = flax.struct.field(pytree_node=False)
+    parts: int = flax.struct.field(pytree_node=False)
+    sequences: int = flax.struct.field(pytree_node=False)
+    rows: int = flax.struct.field(pytree_node=False)
+    width: int = flax.struct.field(pytree_node=False)
+    tokens: int = flax.struct.field(pytree_node=False)
+
+    @property
+    def slots(self) -> int:
+        """Token slots of the whole batch."""
+        return self.shards * self.parts * self.rows * self.width
+
+
+@flax.struct.dataclass
 class Batch:
     """One optimizer step's data, laid out for the model's forward pass.
 
@@ -95,6 +126,7 @@ class Batch:
       kl_scale: float32 [B], factor on the loss's coefficient of the reference KL, or None for 1.
       log_kept_mass: float32 [B, T], see `Rollout.log_kept_mass`, or None.
       routed_experts: int32 [B, L, MoE layers, experts per token], routing to replay, or None.
+      packing: rows that the forward pass shares out among the sequences, or None for a row of its own for each.
     """
 
     tokens: chex.Array
@@ -111,6 +143,7 @@ class Batch:
     kl_scale: chex.Array | None = None
     log_kept_mass: chex.Array | None = None
     routed_experts: chex.Array | None = None
+    packing: Packing | None = None
 
     @property
     def response_tokens(self) -> jax.Array:

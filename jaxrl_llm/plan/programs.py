@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from jaxrl_llm import objectives, schema
+from jaxrl_llm import schema
 from jaxrl_llm.models import presets
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
@@ -21,11 +21,11 @@ from jaxrl_llm.rollout import slots as sampling
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.slots import SamplingConfig, Slots
 from jaxrl_llm.training import config as configs
-from jaxrl_llm.training import optimizer as optimizers
 from jaxrl_llm.training import sharding
+from jaxrl_llm.training import trainer as trainers
 from jaxrl_llm.training.config import RunConfig
-from jaxrl_llm.training.step import Forward, TrainStep
-from jaxrl_llm.types import Batch, TopKView, TrainState
+from jaxrl_llm.training.trainer import Trainer
+from jaxrl_llm.types import Batch, TopKView
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,36 +71,26 @@ def training_program(run: RunConfig, mesh: Mesh) -> Program:
       ValueError: a batch that does not divide over the mesh; names the field.
     """
     configs.check_devices(run, sharding.data_shards(mesh))
-    model, loss = model_config(run), objectives.build(run.objective)
+    model = model_config(run)
     graphdef, params = _abstract_model(model, mesh)
-    optimizer = optimizers.create(run.optimizer, run.optimizer_steps)
-    forward = Forward(
-        graphdef,
-        model.vocab_size,
-        run.rollout.temperature,
-        entropy=True,
-        topk="topk_logprobs" in loss.needs,
-        layout=sharding.token_layout(mesh),
-    )
-    step = TrainStep(forward, loss, optimizer, run.training.micro_batches)
-
-    moments = jax.eval_shape(lambda p: optimizers.init(optimizer, p), params)
-    moments = _placed(moments, sharding.shardings(moments, mesh))
-    count = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(mesh))
-    state = TrainState(step=count, params=params, opt_state=moments, skipped=count)
+    trainer = trainers.create(run, model, graphdef, mesh)
+    state = jax.eval_shape(functools.partial(trainer.init, mesh=mesh), params)
+    state = _placed(state, sharding.shardings(state, mesh))
     rows = run.sequences // run.training.updates_per_rollout
-    batch = _abstract_batch(run, model, rows, loss.needs, mesh)
-    places = jax.tree.map(lambda x: x.sharding, state)
+    batch = _abstract_batch(run, model, rows, trainer, mesh)
     with jax.set_mesh(mesh):
-        lowered = jax.jit(step, donate_argnums=0, out_shardings=(places, None)).lower(state, batch)
+        lowered = trainers.compile_step(trainer.step, state).lower(state, batch)
     length = run.rollout.max_prompt_length + run.rollout.max_response_length
     # Backward costs twice the forward.
     ideal = 3 * forward_flops(model, rows, length, rows * run.rollout.max_response_length)
-    resident = {
-        "parameters": _bytes_per_device(params),
-        "optimizer": _bytes_per_device(moments),
-        "batch": _bytes_per_device(batch),
-    }
+    parts = {"parameters": state.params, "optimizer": state.opt_state, "batch": batch}
+    if trainer.compared:
+        parts["reference"] = state.reference_params
+    if trainer.critic is not None:
+        parts["critic"] = state.critic
+        if run.critic.trunk == "own":
+            ideal += 3 * forward_flops(model, rows, length, 0)
+    resident = {name: _bytes_per_device(part) for name, part in parts.items()}
     return _program("training step", lowered, resident, ideal / mesh.size)
 
 
@@ -180,7 +170,7 @@ def _placed(tree: Any, places: Any) -> Any:
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
 
 
-def _abstract_batch(run: RunConfig, model: ModelConfig, rows: int, needs: frozenset[str], mesh: Mesh) -> Batch:
+def _abstract_batch(run: RunConfig, model: ModelConfig, rows: int, trainer: Trainer, mesh: Mesh) -> Batch:
     place = sharding.batch_sharding(mesh)
     length, k = run.rollout.max_response_length, run.rollout.capture_top_k
 
@@ -189,7 +179,15 @@ def _abstract_batch(run: RunConfig, model: ModelConfig, rows: int, needs: frozen
 
     width = run.rollout.max_prompt_length + length
     whole, experts = array(jnp.int32, width), (model.num_moe_layers, model.moe.experts_per_token)
-    optional = {name: array(jnp.float32, length) for name in ("old_logprobs", "reference_logprobs") if name in needs}
+    present = {
+        "old_logprobs": "old_logprobs" in trainer.loss.needs or run.kl.reward > 0,
+        "reference_logprobs": trainer.compared,
+        "old_values": trainer.critic is not None,
+        "returns": trainer.critic is not None,
+    }
+    optional = {name: array(jnp.float32, length) for name, there in present.items() if there}
+    if run.kl.target:
+        optional["kl_scale"] = array(jnp.float32)
     return Batch(
         tokens=whole,
         positions=whole,

@@ -46,5 +46,4 @@ class AutopsyStep:
             view = view_of(tokens, "topk_aggregated")
             return dv.divergence(view), dv.directional_derivative(view), tokens.ratio
 
-        seen = jax.lax.map(look, batches.split(batch, self.step.micro_batches))
-        return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(batch.response_mask.shape), seen)
+        return batches.join(jax.lax.map(look, batches.split(batch, self.step.micro_batches)))

@@ -1,13 +1,14 @@
 """From rollouts (or supervised pairs) to `Batch`, and from a batch to mini-batches. Pure functions."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.types import Batch, Rollout
+from jaxrl_llm.types import Batch, Packing, Rollout
 
 
 def from_rollout(rollout: Rollout, advantages: chex.Array, response_mask: chex.Array | None = None) -> Batch:
@@ -89,17 +90,23 @@ def from_pairs(
 def split(batch: Batch, parts: int) -> Batch:
     """[B, ...] -> [parts, B / parts, ...]; part i takes the rows b with b % parts == i.
 
-    Interleaving keeps every device's rows on that device when the batch axis is sharded in blocks.
+    Interleaving keeps every device's rows on that device when the batch axis is sharded in blocks. A packed batch is split
+    into the parts that it was packed for, whatever `parts` says.
     """
-    rows = batch.tokens.shape[0]
+    rows, parts = batch.tokens.shape[0], parts if batch.packing is None else batch.packing.parts
     if rows % parts:
         raise ValueError(f"{rows} rows do not divide into {parts} parts")
     return jax.tree.map(lambda x: x.reshape(rows // parts, parts, *x.shape[1:]).swapaxes(0, 1), batch)
 
 
-def take(batch: Batch, rows: chex.Array) -> Batch:
-    """The rows of `batch` named by `rows` (int [n])."""
-    return jax.tree.map(lambda x: x[rows], batch)
+def join(parts: Any) -> Any:
+    """[parts, B / parts, ...] -> [B, ...], the reverse of `split` for what was computed from its parts."""
+    return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), parts)
+
+
+def take(batch: Batch, rows: chex.Array, packing: Packing | None = None) -> Batch:
+    """The rows of `batch` named by `rows` (int [n]), with their own packing."""
+    return jax.tree.map(lambda x: x[rows], batch.replace(packing=None)).replace(packing=packing)
 
 
 def _layout(prompt_tokens, prompt_mask, response_tokens, response_mask):

@@ -15,12 +15,13 @@ import optax
 from flax import nnx
 
 from jaxrl_llm import objectives
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import ScalarHead, ScalarModel
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training import config as configs
 from jaxrl_llm.training import optimizer as optimizers
 from jaxrl_llm.training import sharding
-from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.rows import rows_of
 from jaxrl_llm.training.step import Metrics, TrainStep
 from jaxrl_llm.types import Batch, CriticState, TrainState
 
@@ -39,13 +40,13 @@ class Values:
 
     def __call__(self, params: Any, policy_params: Any, batch: Batch) -> jax.Array:
         """float32 [B, T + 1]: the value before each response token, and after the last; differentiable by `params`."""
-        model = nnx.merge(self.graphdef, params)
-        where = batch.tokens, batch.positions, batch.segment_ids
+        model, rows = nnx.merge(self.graphdef, params), rows_of(batch)
+        where = rows.tokens, rows.positions, rows.segment_ids
         if self.policy is None:
             values = model(*where)
         else:
             values = model(jax.lax.stop_gradient(nnx.merge(self.policy, policy_params).hidden(*where)))
-        return values[:, batch.tokens.shape[1] - batch.response_mask.shape[1] - 1 :]
+        return rows.around(values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +80,10 @@ class CriticStep:
             value, gradient = jax.value_and_grad(loss)(critic.params, part)
             return value, jax.tree.map(lambda g: g.astype(jnp.float32), gradient)
 
-        if self.micro_batches == 1:
-            value, gradient = one(batch)
+        parts = batches.split(batch, self.micro_batches)
+        if len(parts.tokens) == 1:
+            value, gradient = one(jax.tree.map(lambda x: x[0], parts))
         else:
-            parts = batches.split(batch, self.micro_batches)
             zeros = (jnp.float32(0), jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), critic.params))
             add = functools.partial(jax.tree.map, jnp.add)
             value, gradient = jax.lax.scan(lambda total, part: (add(total, one(part)), None), zeros, parts)[0]
@@ -109,17 +110,18 @@ class ActorCriticStep:
 
 @dataclasses.dataclass(frozen=True)
 class Critic:
-    """What the loop needs of a critic: its first state, its step, and its judgement of a rollout."""
+    """What the loop needs of a critic: its first state, its step, and its judgement of a rollout, in `parts` parts."""
 
     config: configs.Critic
-    policy: Policy
+    model: ModelConfig
     values: Values
     optimizer: optax.GradientTransformation
     micro_batches: int
+    parts: int
 
     def init(self, policy_params: Any, mesh: jax.sharding.Mesh) -> CriticState:
         """The state before RL: values of 0, and with a trunk of its own a copy of the policy's."""
-        params = _first(self.config.trunk, self.policy, policy_params)
+        params = _first(self.config.trunk, self.model, policy_params)
         params = sharding.put(params, sharding.shardings(params, mesh))
         init = functools.partial(optimizers.init, self.optimizer)
         places = sharding.shardings(jax.eval_shape(init, params), mesh)
@@ -133,26 +135,27 @@ class Critic:
         self, state: TrainState, batch: Batch, rewards: jax.Array, truncated: jax.Array
     ) -> tuple[Batch, dict[str, float]]:
         """`batch` with advantages, old values and returns; and how good the values were. Arguments as `targets`."""
-        values = _values(self.values, state.critic.params, state.params, batch)
+        values = _values(self.values, self.parts, state.critic.params, state.params, batch)
         batch, metrics = targets(
             batch, values, rewards, truncated, self.config.gamma, self.config.lam, self.config.whiten
         )
         return batch, {name: float(value) for name, value in jax.device_get(metrics).items()}
 
 
-def create(run: configs.RunConfig, policy: Policy) -> Critic | None:
-    """The critic of a run whose advantages need one, or None."""
+def create(run: configs.RunConfig, model: ModelConfig, policy: nnx.GraphDef) -> Critic | None:
+    """The critic of a run whose advantages need one, or None; `policy` is the decoder without its parameters."""
     if run.estimator != "gae":
         return None
     config = dataclasses.replace(run.optimizer, learning_rate=run.critic.learning_rate)
     if run.critic.trunk == "own":
-        graph = nnx.split(nnx.eval_shape(lambda: ScalarModel(policy.config, rngs=nnx.Rngs(0))), nnx.Param)[0]
+        graph = nnx.split(nnx.eval_shape(lambda: ScalarModel(model, rngs=nnx.Rngs(0))), nnx.Param)[0]
         values = Values(graph)
     else:
-        graph = nnx.split(nnx.eval_shape(lambda: ScalarHead(policy.config)), nnx.Param)[0]
-        values = Values(graph, policy.graphdef)
+        graph = nnx.split(nnx.eval_shape(lambda: ScalarHead(model)), nnx.Param)[0]
+        values = Values(graph, policy)
     optimizer = optimizers.create(config, run.optimizer_steps)
-    return Critic(run.critic, policy, values, optimizer, run.training.micro_batches)
+    micro_batches = run.training.micro_batches
+    return Critic(run.critic, model, values, optimizer, micro_batches, micro_batches * run.training.updates_per_rollout)
 
 
 @functools.partial(jax.jit, static_argnames=("gamma", "lam", "white"))
@@ -199,16 +202,19 @@ def targets(
     return batch.replace(advantages=advantages, old_values=old, returns=returns), metrics
 
 
-_values = jax.jit(Values.__call__, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _values(values: Values, parts: int, params: Any, policy_params: Any, batch: Batch) -> jax.Array:
+    """Values of a rollout, float32 [B, T + 1], one of `parts` parts after another, as `step.score` does it."""
+    return batches.join(jax.lax.map(lambda part: values(params, policy_params, part), batches.split(batch, parts)))
 
 
-def _first(trunk: str, policy: Policy, policy_params: Any) -> Any:
+def _first(trunk: str, model: ModelConfig, policy_params: Any) -> Any:
     if trunk == "policy":
-        return nnx.split(ScalarHead(policy.config), nnx.Param)[1]
-    params = nnx.split(nnx.eval_shape(lambda: ScalarModel(policy.config, rngs=nnx.Rngs(0))), nnx.Param)[1]
+        return nnx.split(ScalarHead(model), nnx.Param)[1]
+    params = nnx.split(nnx.eval_shape(lambda: ScalarModel(model, rngs=nnx.Rngs(0))), nnx.Param)[1]
     pure = nnx.to_pure_dict(policy_params)
     pure.pop("head", None)
     # Copies, because the policy's own buffers are given away at every step.
-    kernel = np.zeros(params["score"]["kernel"].shape, policy.config.param_dtype)
+    kernel = np.zeros(params["score"]["kernel"].shape, model.param_dtype)
     nnx.replace_by_pure_dict(params, {"trunk": jax.tree.map(jnp.copy, pure), "score": {"kernel": kernel}})
     return params

@@ -18,13 +18,12 @@ from jaxrl_llm import objectives, schema, tasks
 from jaxrl_llm.analysis import plots
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
-from jaxrl_llm.training import advantages, progress, reference, reward_model, rollouts, samples, sharding
+from jaxrl_llm.training import advantages, packing, progress, reference, reward_model, rollouts, samples, sharding
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training import config as configs
-from jaxrl_llm.training import critic as critics
 from jaxrl_llm.training import optimizer as optimizers
 from jaxrl_llm.training import policy as policies
-from jaxrl_llm.training.autopsy import AutopsyStep
+from jaxrl_llm.training import trainer as trainers
 from jaxrl_llm.training.checkpoint import Checkpoints, config_difference
 from jaxrl_llm.training.collect import tokenize
 from jaxrl_llm.training.config import RunConfig
@@ -37,7 +36,7 @@ from jaxrl_llm.training.rollouts import Rollouts
 from jaxrl_llm.training.run_dir import RunDir, open_run_dir
 from jaxrl_llm.training.signals import StopSignals
 from jaxrl_llm.training.step import Forward, TrainStep, score
-from jaxrl_llm.types import Batch, TrainState
+from jaxrl_llm.types import Batch
 
 # Independent streams of randomness, folded into the run's key.
 SAMPLING, SHUFFLING, EVALUATION = range(3)
@@ -90,25 +89,14 @@ def train(
         run_dir.write_config(config)
 
     # ---- The parts -------------------------------------------------------------------------------------------------
-    loss = objectives.build(run.objective)
-    optimizer = optimizers.create(run.optimizer, run.optimizer_steps)
-    critic = critics.create(run, policy)
-    forward = Forward(
-        policy.graphdef,
-        policy.config.vocab_size,
-        temperature=run.rollout.temperature,
-        fp8=run.rollout.fp8.sites if run.rollout.fp8.scope == "end_to_end" else None,
-        entropy=True,
-        topk="topk_logprobs" in loss.needs,
-        layout=sharding.token_layout(mesh),
-    )
+    trainer = trainers.create(run, policy.config, policy.graphdef, mesh)
+    loss, critic, compared = trainer.loss, trainer.critic, trainer.compared
     parts = run.training.updates_per_rollout * run.training.micro_batches
-    scorer = jax.jit(functools.partial(score, forward, micro_batches=parts))
+    scorer = jax.jit(functools.partial(score, trainer.forward, micro_batches=parts))
     measure = jax.jit(objectives.margin_diagnostics, static_argnames="alpha")
     evaluator = _Evaluator(run, rewarded, policy)
     key = jax.random.key(run.seed)
     gather = rollouts.create(run, rewarded, policy, jax.random.fold_in(key, SAMPLING))
-    compared = run.kl.reward > 0 or "reference_logprobs" in loss.needs  # with the policy that RL begins with
 
     with (
         jax.set_mesh(mesh),
@@ -116,7 +104,7 @@ def train(
         StopSignals() as stop,
     ):
         # ---- State: resumed, or warm-started -----------------------------------------------------------------------
-        state = _initial_state(policy.params, optimizer, mesh, compared, critic)
+        state = trainer.init(policy.params, mesh)
         copies = (policy.params,) * run.rollout.staleness
         restored = checkpoints.restore(state.replace(behavior_params=copies)) if resume else None
         if restored is not None:
@@ -130,16 +118,13 @@ def train(
             if stop.requested:
                 console.print(f"{stop.name}: stopped before RL began; there is nothing to save yet")
                 return None
-            state = _initial_state(params, optimizer, mesh, compared, critic)
+            state = trainer.init(params, mesh)
             copies = (jax.tree.map(jnp.copy, params),) * run.rollout.staleness
             state = state.replace(behavior_params=copies)
         record["config"] = config
-        step = TrainStep(forward, loss, optimizer, run.training.micro_batches)
-        if run.training.autopsy_delta:
-            step = AutopsyStep(step, run.training.autopsy_delta)
         source = Rollouts(gather, first, record["position"], state.behavior_params, overlap=mesh.size == 1)
         state = state.replace(behavior_params=())
-        step = _compile_step(critic.step(step) if critic else step, state)
+        step = trainers.compile_step(trainer.step, state)
 
         with MetricsWriter(run_dir.metrics, run_dir.tensorboard, first if restored else None) as metrics, source:
             if restored is None:
@@ -160,7 +145,12 @@ def train(
                     gathered = source.next(state.params)
                     record["position"] = gathered.position
                     sampled = time.monotonic()
-                    batch = _spread(rollouts.to_batch(task, gathered), mesh)
+                    batch = rollouts.to_batch(task, gathered)
+                    lengths = packing.lengths_of(batch)
+                    if run.training.packing:
+                        shared = packing.plan(lengths, sharding.data_shards(mesh), parts, reorder=False)[1]
+                        batch = batch.replace(packing=shared)
+                    batch = _spread(batch, mesh)
                     if "old_logprobs" in loss.needs or run.kl.reward:
                         batch = batch.replace(old_logprobs=scorer(state.params, batch))
                     if compared:
@@ -169,15 +159,17 @@ def train(
                     batch = _spread(batch, mesh)
 
                     order = jax.random.fold_in(jax.random.fold_in(key, SHUFFLING), rollout)
-                    updates = []
-                    for minibatch in _minibatches(batch, order, run.training, mesh):
+                    updates, slots = [], 0
+                    for minibatch in _minibatches(batch, lengths, order, run.training, mesh):
                         state, update = step(state, minibatch)
                         updates.append(update)
+                        slots += packing.slots(minibatch)
                     done = time.monotonic()
 
                     tokens = int(np.sum(gathered.collected.rollout.response_mask))
                     row = gathered.metrics() | assessed | reduce_updates(updates)
                     row |= _mismatch(updates[0])
+                    row["data/padding_share"] = 1 - run.training.epochs * lengths.tokens.sum() / slots
                     if run.diagnostics.margin:
                         now = scorer(state.params, batch)
                         where = batch.behavior_logprobs, batch.advantages, batch.response_mask
@@ -270,26 +262,6 @@ def _check_same_config(run: RunConfig, saved: dict[str, Any], now: dict[str, Any
         )
 
 
-def _initial_state(
-    params: Any, optimizer, mesh, compared: bool = False, critic: critics.Critic | None = None
-) -> TrainState:
-    zero = jax.device_put(jnp.int32(0), sharding.replicated(mesh))
-    init = functools.partial(optimizers.init, optimizer)
-    places = sharding.shardings(jax.eval_shape(init, params), mesh)
-    opt_state = jax.jit(init, out_shardings=places)(params)
-    # A copy: the policy's own arrays are donated to its updates.
-    frozen = jax.tree.map(jnp.copy, params) if compared else None
-    state = TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0, reference_params=frozen)
-    return state if critic is None else state.replace(critic=critic.init(params, mesh))
-
-
-def _compile_step(step: TrainStep | AutopsyStep, state: TrainState):
-    # The state is donated: parameters and moments are updated in place. Its placement is stated, because a state that
-    # comes back with another one would be compiled for a second time.
-    places = jax.tree.map(lambda x: x.sharding, state)
-    return jax.jit(step, donate_argnums=0, out_shardings=(places, None))
-
-
 def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console: Console, stop: StopSignals) -> Any:
     """Parameters after supervised learning on the task's worked solutions, as far as it came before a stop."""
     warm = run.warm_start
@@ -300,9 +272,9 @@ def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console:
     )
     optimizer = optimizers.create(config, warm.steps)
     loss = objectives.build({"name": "reinforce"})
-    state = _initial_state(policy.params, optimizer, mesh)
+    state = trainers.initial_state(policy.params, optimizer, mesh)
     forward = Forward(policy.graphdef, policy.config.vocab_size, layout=sharding.token_layout(mesh))
-    step = _compile_step(TrainStep(forward, loss, optimizer), state)
+    step = trainers.compile_step(TrainStep(forward, loss, optimizer), state)
     with progress.bar(console, "warm start", warm.steps) as bar:
         for i in range(warm.steps):
             if stop.requested:
@@ -337,14 +309,18 @@ def _spread(batch: Batch, mesh) -> Batch:
     return sharding.put(batch, jax.tree.map(lambda _: sharding.batch_sharding(mesh), batch))
 
 
-def _minibatches(batch: Batch, key: jax.Array, training: configs.Training, mesh):
-    """The rollout's rows in a new random order every epoch, cut into mini-batches."""
-    rows = batch.tokens.shape[0]
+def _minibatches(batch: Batch, lengths: packing.Lengths, key: jax.Array, training: configs.Training, mesh):
+    """The rollout's rows in a new random order every epoch, cut into mini-batches, packed where the configuration says so."""
+    shards, parts = sharding.data_shards(mesh), training.micro_batches
     take = jax.jit(batches.take, out_shardings=sharding.batch_sharding(mesh))
     for epoch in range(training.epochs):
-        order = jax.random.permutation(jax.random.fold_in(key, epoch), rows)
-        for part in order.reshape(training.updates_per_rollout, -1):
-            yield take(batch, part)
+        order = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), len(lengths.tokens)))
+        for rows in order.reshape(training.updates_per_rollout, -1):
+            if not training.packing:
+                yield take(batch, rows)
+                continue
+            places, shared = packing.plan(lengths.take(rows), shards, parts)
+            yield take(batch, rows[places], shared)
 
 
 def _mismatch(update: dict[str, objectives.Metric]) -> dict[str, float]:

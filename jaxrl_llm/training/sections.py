@@ -139,6 +139,9 @@ class Training:
       updates_per_rollout: mini-batches per epoch, one optimizer step each; above 1 the later ones are off-policy.
       epochs: passes over each rollout.
       micro_batches: equal parts into which a mini-batch is split to save memory; value and gradient do not change.
+      packing: sequences share rows of the forward pass, so that hardly anything is computed on padding; value and gradient
+        do not change. Worth it where lengths differ and the model is large: every rung of `training.packing`'s ladder
+        that the lengths come to is a program to compile.
       autopsy_delta: trust-region threshold at which every update measures both direction criteria against what it
         really did (two more forward passes, see `training.autopsy`); 0 for none.
     """
@@ -147,6 +150,7 @@ class Training:
     updates_per_rollout: int = 4
     epochs: int = 1
     micro_batches: int = 1
+    packing: bool = False
     autopsy_delta: float = 0.0
 
 

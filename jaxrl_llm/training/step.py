@@ -18,6 +18,7 @@ from jaxrl_llm.ops.fp8 import Fp8Sites
 from jaxrl_llm.ops.token_stats import Layout, token_stats
 from jaxrl_llm.rollout.emulate import quantize_weights
 from jaxrl_llm.training import batch as batches
+from jaxrl_llm.training.rows import rows_of
 from jaxrl_llm.types import Batch, TokenStats, TrainState
 
 Metrics = dict[str, objectives.Metric]
@@ -52,31 +53,28 @@ class Forward:
         if self.fp8 is not None:
             params = quantize_weights(params, self.fp8)
         model = nnx.merge(self.graphdef, params)
+        rows = rows_of(batch)
         hidden, experts = model.hidden_and_routing(
-            batch.tokens, batch.positions, batch.segment_ids, self.fp8, batch.routed_experts
+            rows.tokens, rows.positions, rows.segment_ids, self.fp8, rows.routed_experts
         )
-        rows, width = batch.response_mask.shape
-        # The token at column j is predicted from column j - 1.
-        first = batch.tokens.shape[1] - width
-        hidden = hidden[:, first - 1 : -1].reshape(rows * width, -1)
+        hidden = rows.before(hidden)
         tied = model.head is None
-        ids = batch.topk.ids.reshape(rows * width, -1) if self.topk else None
         stats = token_stats(
             hidden,
             model.embedding[...].astype(hidden.dtype) if tied else model.unembedding(),
-            batch.response_tokens.reshape(-1),
+            rows.pick(batch.response_tokens),
             temperature=self.temperature,
             entropy=self.entropy,
-            ids=ids,
-            mask=batch.response_mask.reshape(-1),
+            ids=rows.pick(batch.topk.ids) if self.topk else None,
+            mask=rows.pick(batch.response_mask),
             fp8="off" if self.fp8 is None else self.fp8.logits,
             tied=tied,
             layout=self.layout,
         )
-        stats = jax.tree.map(lambda x: x.reshape(rows, width, *x.shape[1:]), stats)
+        stats = jax.tree.map(rows.place, stats)
         if experts is None:
             return stats
-        return stats.replace(router_load=router_load(experts, batch.segment_ids > 0, model.config.moe.num_experts))
+        return stats.replace(router_load=router_load(experts, rows.segment_ids > 0, model.config.moe.num_experts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +127,11 @@ class TrainStep:
             (_, terms), gradient = jax.value_and_grad(self._numerator, has_aux=True)(params, part)
             return jax.tree.map(lambda g: g.astype(jnp.float32), gradient), terms
 
-        if self.micro_batches == 1:
-            return one(batch)
         parts = batches.split(batch, self.micro_batches)
-        zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts))
-        )
+        first = jax.tree.map(lambda x: x[0], parts)
+        if len(parts.tokens) == 1:
+            return one(first)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, first))
 
         def add(total, part):
             gradient, terms = one(part)
@@ -155,10 +152,8 @@ class TrainStep:
 def score(forward: Forward, params: Any, batch: Batch, micro_batches: int = 1) -> jax.Array:
     """float32 [B, T]: log-probs of the response tokens under `params`, a micro-batch at a time."""
     forward = dataclasses.replace(forward, entropy=False, topk=False)
-    if micro_batches == 1:
-        return forward(params, batch).logprobs
-    logprobs = jax.lax.map(lambda part: forward(params, part).logprobs, batches.split(batch, micro_batches))
-    return logprobs.swapaxes(0, 1).reshape(batch.response_mask.shape)
+    parts = batches.split(batch, micro_batches)
+    return batches.join(jax.lax.map(lambda part: forward(params, part).logprobs, parts))
 
 
 def loss_inputs(batch: Batch, stats: TokenStats, vocab_size: int) -> objectives.LossInputs:
