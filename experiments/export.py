@@ -8,16 +8,10 @@ Reads the run directory's best checkpoint by evaluation, the newest where none w
 
 import pathlib
 
-import jax
 from absl import flags
 
-from jaxrl_llm import tasks
 from jaxrl_llm.models import hf, hf_config
-from jaxrl_llm.training import command_line, sharding
-from jaxrl_llm.training import policy as policies
-from jaxrl_llm.training.checkpoint import Checkpoints
-from jaxrl_llm.training.config import RunConfig
-from jaxrl_llm.training.run_dir import RunDir
+from jaxrl_llm.training import command_line, saved
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "The run.")
 _OUTPUT = flags.DEFINE_string("output", None, "The directory to write; it must not hold anything yet.")
@@ -37,14 +31,8 @@ def export(
     Raises:
       ValueError: the run, its checkpoint or its source cannot be read, or the output directory is not free.
     """
-    folder = RunDir(pathlib.Path(run_dir).absolute())
-    run = RunConfig.read(folder.read_config())
-    policy = policies.describe(run, tasks.create(run.task))
-    mesh = sharding.create_mesh(run.mesh)
-    like = {"params": _placed(policy.params, mesh)}
-    with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
-        rollout = checkpoints.best() if rollout is None else rollout
-        restored = checkpoints.restore(like, rollout, partial=True)
+    run = saved.load(run_dir, rollout, best=True)
+    policy = run.policy
     if policy.source is None:
         theirs = hf_config.to_transformers(policy.config)
         theirs.bos_token_id = getattr(policy.tokenizer, "bos_token_id", None)
@@ -54,18 +42,10 @@ def export(
     tokenizer = policy.tokenizer
     if not hasattr(tokenizer, "save_pretrained"):
         tokenizer = tokenizer.to_transformers()
-    hf.save(pathlib.Path(output), restored.state["params"], policy.config, theirs, tokenizer, dtype, max_shard_size)
+    hf.save(pathlib.Path(output), policy.params, policy.config, theirs, tokenizer, dtype, max_shard_size)
     if policy.source is not None:
         hf.copy_generation_config(policy.source, pathlib.Path(output))
-    return restored.rollout
-
-
-def _placed(shapes, mesh):
-    return jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-        shapes,
-        sharding.shardings(shapes, mesh),
-    )
+    return run.rollout
 
 
 def main():

@@ -85,7 +85,7 @@ def training_program(run: RunConfig, mesh: Mesh) -> Program:
     step = TrainStep(forward, loss, optimizer, run.training.micro_batches)
 
     moments = jax.eval_shape(lambda p: optimizers.init(optimizer, p), params)
-    moments = _placed(moments, sharding.shardings(moments, mesh))
+    moments = sharding.placed(moments, sharding.shardings(moments, mesh))
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(mesh))
     state = TrainState(step=count, params=params, opt_state=moments, skipped=count)
     rows = run.sequences // run.training.updates_per_rollout
@@ -124,7 +124,7 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     slots = jax.eval_shape(
         functools.partial(sampling.empty, model, rows, length, r.max_prompt_length, r.routing_replay)
     )
-    slots = _placed(slots, jax.tree.map(functools.partial(_slot_sharding, mesh=mesh), slots))
+    slots = sharding.placed(slots, jax.tree.map(functools.partial(_slot_sharding, mesh=mesh), slots))
 
     def one(params, slots: Slots, steps, finished):
         loaded = sampling.load(params, config.fp8)
@@ -173,11 +173,7 @@ def forward_flops(model: ModelConfig, rows: int, length: int, unembedded: int) -
 
 def _abstract_model(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef, Any]:
     graphdef, params = nnx.split(nnx.eval_shape(lambda: Decoder(model, rngs=nnx.Rngs(0))), nnx.Param)
-    return graphdef, _placed(params, sharding.shardings(params, mesh))
-
-
-def _placed(tree: Any, places: Any) -> Any:
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+    return graphdef, sharding.placed(params, sharding.shardings(params, mesh))
 
 
 def _abstract_batch(run: RunConfig, model: ModelConfig, rows: int, needs: frozenset[str], mesh: Mesh) -> Batch:
