@@ -8,7 +8,8 @@ The setting of the "OR Else" paper: Llama-3.2-1B-Instruct, Anthropic/hh-rlhf, on
 model nor alpha, lengths, batch and learning rate: those below are this project's choice. Any other reward model may be put in
 its place: --config.reward_model.source=Skywork/Skywork-Reward-V2-Llama-3.2-1B
 
-Hardware: a TPU slice or GPU node that experiments/plan_pod.py says it fits. Metrics: reward/mean (standardised), after/drift,
+Hardware: policy and critic of 1.2 billion parameters with their moments, in float32, and the reward model make 35 GB over the
+devices of the mesh (20 GB without a critic), activations and cache apart. Metrics: reward/mean (standardised), after/drift,
 after/residual, after/overshoot, response length.
 """
 

@@ -91,6 +91,25 @@ class Accuracy:
         return f"{100 * self.value:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What a run directory holds.
+
+    Attributes:
+      scorer: the model, its scores as they come.
+      accuracy: what was measured after training.
+      config: architecture.
+      source: the checkpoint that the training began with, or None.
+      step: the optimizer step of these parameters.
+    """
+
+    scorer: Scorer
+    accuracy: Accuracy
+    config: ModelConfig
+    source: pathlib.Path | None
+    step: int
+
+
 def train(
     run: RewardModelConfig, *, overwrite: bool = False, console: Console | None = None
 ) -> tuple[Accuracy, RunDir]:
@@ -176,7 +195,8 @@ def load(config: configs.RewardModel, mesh: jax.sharding.Mesh, held_out: Sequenc
     """
     rows = _divisible(config.batch_size, mesh)
     if (pathlib.Path(config.source) / "checkpoints").is_dir():
-        scorer, mean, std = _from_run(pathlib.Path(config.source), mesh)
+        saved = read_run(RunDir(pathlib.Path(config.source)), mesh)
+        scorer, measured = saved.scorer, saved.accuracy
     else:
         scorer = _from_checkpoint(config, mesh)
         if config.standardize:
@@ -188,23 +208,37 @@ def load(config: configs.RewardModel, mesh: jax.sharding.Mesh, held_out: Sequenc
                 "False: the task has no held-out pairs of replies to measure the scores' mean and deviation on",
             )
             measured = evaluate(dataclasses.replace(scorer, rows=rows), pairs)
-            mean, std = measured.mean, measured.std
     if config.standardize:
-        scorer = dataclasses.replace(scorer, shift=mean, scale=max(std, 1e-6))
+        scorer = dataclasses.replace(scorer, shift=measured.mean, scale=max(measured.std, 1e-6))
     return dataclasses.replace(scorer, clip=config.clip, rows=rows)
 
 
-def _from_run(source: pathlib.Path, mesh: jax.sharding.Mesh) -> tuple[Scorer, float, float]:
-    """What `train` left, and the mean and deviation that it measured."""
-    run_dir = RunDir(source)
+def is_run(run_dir: RunDir) -> bool:
+    """Whether `train` made this run directory, and not a policy's training."""
+    return "evaluation_pairs" in run_dir.read_config()
+
+
+def read_run(run_dir: RunDir, mesh: jax.sharding.Mesh | None = None) -> Saved:
+    """What `train` left; reads no tensor of the checkpoint that it began with.
+
+    Args:
+      run_dir: of the training.
+      mesh: where the parameters are placed; by default the training's.
+
+    Raises:
+      ValueError: it is not a reward model's, or cannot be read; names it.
+    """
+    if not is_run(run_dir):
+        raise ValueError(f"{run_dir.path} is the run of a policy, not of a reward model")
     run = schema.read(RewardModelConfig, run_dir.read_config(), "config")
-    model, tokenizer, _ = policies.describe_model(run.model, tasks.create(run.task))
+    model, tokenizer, source = policies.describe_model(run.model, tasks.create(run.task))
     graphdef, shapes = describe(model)
+    mesh = mesh or sharding.create_mesh(run.mesh)
     like = sharding.placed(shapes, sharding.shardings(shapes, mesh))
     with Checkpoints(run_dir.checkpoints, read_only=True) as checkpoints:
         restored = checkpoints.restore(like)
-    measured = restored.record["accuracy"]
-    return Scorer(graphdef, restored.state, tokenizer, run.max_length), measured["mean"], measured["std"]
+    scorer = Scorer(graphdef, restored.state, tokenizer, run.max_length)
+    return Saved(scorer, Accuracy(**restored.record["accuracy"]), model, source, restored.rollout)
 
 
 def _from_checkpoint(config: configs.RewardModel, mesh: jax.sharding.Mesh) -> Scorer:

@@ -32,7 +32,8 @@ def parts(tmp_path_factory):
     """(chat model's directory, reward model's run directory)."""
     folder = tmp_path_factory.mktemp("hh_rlhf")
     tokenizer = CharTokenizer("".join(sorted(set(ROWS.read_text(encoding="utf-8"))))).to_transformers()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    turns = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}\n{% endfor %}"
+    tokenizer.chat_template = turns + "{% if add_generation_prompt %}a:{% endif %}"
     config, _, params = tiny.decoder(vocab_size=len(tokenizer), qk_norm=False, num_layers=1)
     theirs = hf_config.to_transformers(config)
     theirs.eos_token_id = tokenizer.eos_token_id

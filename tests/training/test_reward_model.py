@@ -11,6 +11,7 @@ import optax
 import pytest
 from rich.console import Console
 
+from experiments import export
 from jaxrl_llm import tasks
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import last_valid
@@ -185,6 +186,12 @@ def test_training_on_dialogues_from_a_checkpoint_and_back_as_a_judge(checkpoint,
     scores = np.array([judged.score(task.train, side) for side in (chosen, rejected)])
     np.testing.assert_allclose([scores.mean(), scores.std()], [0, 1], atol=1e-4)
     assert np.mean(scores[0] > scores[1]) == accuracy.value
+
+    # The same judge by way of transformers.
+    assert export.export(run.run_dir, str(tmp_path / "out"), dtype="float32") == "the reward model after step 2"
+    config = configs.RewardModel(source=str(tmp_path / "out"), max_length=8)
+    again = reward_model.attach(task, config, mesh)
+    np.testing.assert_allclose([again.score(task.train, side) for side in (chosen, rejected)], scores, atol=1e-4)
 
 
 def test_what_cannot_work_is_named(mesh, tmp_path):

@@ -48,6 +48,6 @@ def test_parameters_come_from_the_run_and_not_from_its_source(run_dir, options, 
 
 def test_an_export_is_the_best_checkpoint(run_dir, tmp_path):
     path, params = run_dir
-    assert export.export(str(path), str(tmp_path / "out"), dtype="float32") == 1
+    assert export.export(str(path), str(tmp_path / "out"), dtype="float32") == "the policy after rollout 1"
     exported = hf.load(tmp_path / "out", hf.read_config(tmp_path / "out"))
     jax.tree.map(lambda got, first: np.testing.assert_array_equal(got, first + 1), exported, params)
