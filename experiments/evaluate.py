@@ -42,7 +42,7 @@ def main():
         task = tasks.create({**run.run.task, "name": _TASK.value})
         fits = task.tokenizer is None or task.tokenizer == policy.tokenizer
         schema.require(fits, "--task", _TASK.value, "a task in the vocabulary that the policy was trained with")
-    if hasattr(task, "with_judge"):
+    if task.name == "preferences":  # whose grades are its judge's
         task = reward_model.attach(task, run.run.reward_model, sharding.create_mesh(run.run.mesh))
     length = _MAX_TOKENS.value or run.run.rollout.max_response_length
     config = SamplingConfig(length, policy.stop_ids, policy.pad_id, choice, slots=_SLOTS.value)
