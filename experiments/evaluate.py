@@ -15,7 +15,7 @@ from jaxrl_llm import schema, tasks
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler
 from jaxrl_llm.rollout.slots import SamplingConfig
-from jaxrl_llm.training import command_line, progress, saved
+from jaxrl_llm.training import command_line, progress, reward_model, saved, sharding
 from jaxrl_llm.training.collect import tokenize
 from jaxrl_llm.training.evaluate import evaluate, pass_at
 
@@ -42,6 +42,8 @@ def main():
         task = tasks.create({**run.run.task, "name": _TASK.value})
         fits = task.tokenizer is None or task.tokenizer == policy.tokenizer
         schema.require(fits, "--task", _TASK.value, "a task in the vocabulary that the policy was trained with")
+    if task.name == "preferences":  # whose grades are its judge's
+        task = reward_model.attach(task, run.run.reward_model, sharding.create_mesh(run.run.mesh))
     length = _MAX_TOKENS.value or run.run.rollout.max_response_length
     config = SamplingConfig(length, policy.stop_ids, policy.pad_id, choice, slots=_SLOTS.value)
     sampler = Sampler(policy.graphdef, policy.config, config)

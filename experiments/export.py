@@ -1,22 +1,21 @@
-"""Writes a trained policy as a directory that transformers and vLLM load: config.json, safetensors, tokenizer.
+"""Writes a trained policy or reward model as a directory that transformers and vLLM load: config.json, safetensors, tokenizer.
 
     python experiments/export.py --run_dir=runs/smollm2_arith --output=exported
     python experiments/export.py --run_dir=runs/smollm2_arith --output=exported --rollout=30 --dtype=float32
 
-Reads the run directory's best checkpoint by evaluation, the newest where none was evaluated, or the one named by --rollout.
+Of a policy's run it reads the best checkpoint by evaluation, the newest where none was evaluated, or the one named by --rollout.
+A reward model becomes a `*ForSequenceClassification` with one label.
 """
 
 import pathlib
+from typing import Any, NamedTuple
 
-import jax
 from absl import flags
 
-from jaxrl_llm import tasks
+from jaxrl_llm import schema
 from jaxrl_llm.models import hf, hf_config
-from jaxrl_llm.training import command_line, sharding
-from jaxrl_llm.training import policy as policies
-from jaxrl_llm.training.checkpoint import Checkpoints
-from jaxrl_llm.training.config import RunConfig
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.training import command_line, reward_model, saved
 from jaxrl_llm.training.run_dir import RunDir
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "The run.")
@@ -26,51 +25,75 @@ _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the
 _SHARD = flags.DEFINE_string("max_shard_size", "5GB", "Size of one file at most.")
 
 
+class Trained(NamedTuple):
+    """What a run made.
+
+    Attributes:
+      params, config, tokenizer: the model.
+      source: the checkpoint that it began with, or None.
+      stop_ids: ids that end a response, or a dialogue.
+      pad_id: filler.
+      name: in words.
+    """
+
+    params: Any
+    config: ModelConfig
+    tokenizer: Any
+    source: pathlib.Path | None
+    stop_ids: tuple[int, ...]
+    pad_id: int | None
+    name: str
+
+
 def export(
     run_dir: str, output: str, rollout: int | None = None, dtype: str = "bfloat16", max_shard_size: str = "5GB"
-) -> int:
+) -> str:
     """Exports a checkpoint of a run.
 
     Returns:
-      The number of the rollout whose parameters were written.
+      What was written, in words.
 
     Raises:
       ValueError: the run, its checkpoint or its source cannot be read, or the output directory is not free.
     """
-    folder = RunDir(pathlib.Path(run_dir).absolute())
-    run = RunConfig.read(folder.read_config())
-    policy = policies.describe(run, tasks.create(run.task))
-    mesh = sharding.create_mesh(run.mesh)
-    like = {"params": _placed(policy.params, mesh)}
-    with Checkpoints(folder.checkpoints, read_only=True) as checkpoints:
-        rollout = checkpoints.best() if rollout is None else rollout
-        restored = checkpoints.restore(like, rollout, partial=True)
-    if policy.source is None:
-        theirs = hf_config.to_transformers(policy.config)
-        theirs.bos_token_id = getattr(policy.tokenizer, "bos_token_id", None)
-        theirs.eos_token_id, theirs.pad_token_id = policy.stop_ids[0], policy.pad_id
+    folder, directory = RunDir(pathlib.Path(run_dir)), pathlib.Path(output)
+    judges = reward_model.is_run(folder)
+    model = _reward_model(folder, rollout) if judges else _policy(run_dir, rollout)
+    if model.source is None:
+        theirs = hf_config.to_transformers(model.config)
+        theirs.bos_token_id = getattr(model.tokenizer, "bos_token_id", None)
+        theirs.eos_token_id, theirs.pad_token_id = model.stop_ids[0], model.pad_id
     else:
-        theirs = hf.transformers_config(policy.source)
-    tokenizer = policy.tokenizer
+        theirs = hf.transformers_config(model.source)
+    if judges and theirs.pad_token_id in model.stop_ids:
+        theirs.pad_token_id = None  # the score stands at the end token, which transformers must not take for padding
+    tokenizer = model.tokenizer
     if not hasattr(tokenizer, "save_pretrained"):
         tokenizer = tokenizer.to_transformers()
-    hf.save(pathlib.Path(output), restored.state["params"], policy.config, theirs, tokenizer, dtype, max_shard_size)
-    if policy.source is not None:
-        hf.copy_generation_config(policy.source, pathlib.Path(output))
-    return restored.rollout
+    hf.save(directory, model.params, model.config, theirs, tokenizer, dtype, max_shard_size)
+    if model.source is not None:
+        hf.copy_generation_config(model.source, directory)
+    return model.name
 
 
-def _placed(shapes, mesh):
-    return jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-        shapes,
-        sharding.shardings(shapes, mesh),
-    )
+def _policy(run_dir: str, rollout: int | None) -> Trained:
+    run = saved.load(run_dir, rollout, best=True)
+    p = run.policy
+    name = f"the policy after rollout {run.rollout}"
+    return Trained(p.params, p.config, p.tokenizer, p.source, p.stop_ids, p.pad_id, name)
+
+
+def _reward_model(folder: RunDir, rollout: int | None) -> Trained:
+    schema.require(rollout is None, "--rollout", rollout, "left out: a reward model's run keeps its last parameters")
+    run = reward_model.read_run(folder)
+    tokenizer, name = run.scorer.tokenizer, f"the reward model after step {run.step}"
+    ends, pad_id = (tokenizer.eos_token_id,), tokenizer.pad_token_id
+    return Trained(run.scorer.params, run.config, tokenizer, run.source, ends, pad_id, name)
 
 
 def main():
-    rollout = export(_RUN_DIR.value, _OUTPUT.value, _ROLLOUT.value, _DTYPE.value, _SHARD.value)
-    print(f"{_OUTPUT.value}: the policy after rollout {rollout}")
+    what = export(_RUN_DIR.value, _OUTPUT.value, _ROLLOUT.value, _DTYPE.value, _SHARD.value)
+    print(f"{_OUTPUT.value}: {what}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import functools
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import huggingface_hub
@@ -27,10 +27,16 @@ from rich.progress import track
 from jaxrl_llm.models import hf_config, names
 from jaxrl_llm.models.config import RUNTIME, ModelConfig
 from jaxrl_llm.models.decoder import Decoder
+from jaxrl_llm.models.heads import ScalarModel
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# What checkpoints may hold beside the parameters: buffers of old versions.
-IGNORED = ("rotary_emb.inv_freq",)
+# What a checkpoint may hold beside the policy's parameters; any other tensor left over is an error.
+OTHER_PARTS = ("mtp.", "model.visual.")  # Qwen3.5's head that predicts several tokens at once, and its vision tower
+BUFFERS = ("rotary_emb.inv_freq",)  # of old versions
+
+Shapes = dict[str, tuple[int, ...]]
+Reader = Callable[[str], np.ndarray]
+Shardings = Callable[[Any], Any]
 
 
 def find(source: str) -> pathlib.Path:
@@ -72,10 +78,16 @@ def transformers_config(path: pathlib.Path) -> transformers.PretrainedConfig:
             kind = json.loads((path / "config.json").read_text()).get("model_type")
             if kind not in transformers.CONFIG_MAPPING:
                 raise ValueError(f"unknown model_type {kind!r}; choose from: {', '.join(sorted(hf_config.FAMILIES))}")
-        return transformers.AutoConfig.from_pretrained(**_located(path)).get_text_config()
+        whole = transformers.AutoConfig.from_pretrained(**_located(path))
     except Exception as error:  # a file that is torn, not JSON, or whose fields transformers refuses
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"the configuration of {path} cannot be read: {reason}") from error
+    text = whole.get_text_config()
+    # What a multimodal model says as a whole holds for its text part too.
+    text.tie_word_embeddings = text.tie_word_embeddings or whole.tie_word_embeddings
+    if getattr(whole, "quantization_config", None) is not None:
+        text.quantization_config = whole.quantization_config
+    return text
 
 
 def read_config(path: pathlib.Path, **fields: Any) -> ModelConfig:
@@ -113,7 +125,7 @@ def stop_ids(path: pathlib.Path, tokenizer: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(flat))
 
 
-def load(path: pathlib.Path, config: ModelConfig, shardings: Callable[[Any], Any] | None = None) -> nnx.State:
+def load(path: pathlib.Path, config: ModelConfig, shardings: Shardings | None = None) -> nnx.State:
     """Parameters of a `Decoder` from a checkpoint, in `config.param_dtype`.
 
     Args:
@@ -125,14 +137,46 @@ def load(path: pathlib.Path, config: ModelConfig, shardings: Callable[[Any], Any
       ValueError: a missing, extra or misshapen tensor, or a file that is missing or damaged; names it.
     """
     abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)[1]
-    return load_like(path, config, abstract, shardings)
+    return _load(path, config, abstract, shardings)
 
 
-def load_like(path: pathlib.Path, config: ModelConfig, abstract: nnx.State, shardings=None) -> nnx.State:
-    """As `load`, into a tree of shapes that the caller made."""
+def load_scalar(
+    path: pathlib.Path, config: ModelConfig, shardings: Shardings | None = None, *, new_head: bool = False
+) -> nnx.State:
+    """Parameters of a `ScalarModel` from a `*ForSequenceClassification` checkpoint with one label.
+
+    Args:
+      path, config, shardings: as of `load`.
+      new_head: take a language model as well: its unembedding is left out, and the score head begins at 0.
+
+    Raises:
+      ValueError: as `load`; without a score head the missing tensor is score.weight.
+    """
+    abstract = nnx.split(nnx.eval_shape(lambda: ScalarModel(config, rngs=nnx.Rngs(0))), nnx.Param)[1]
+    return _load(path, config, abstract, shardings, optional=(names.SCORE,) if new_head else ())
+
+
+def _load(
+    path: pathlib.Path,
+    config: ModelConfig,
+    abstract: nnx.State,
+    shardings: Shardings | None,
+    optional: tuple[str, ...] = (),
+) -> nnx.State:
+    """Fills a tree of shapes. A tensor in `optional` may be missing: then 0 stands for it, and an unembedding is left out."""
     shapes, read = _open_gguf(path) if path.suffix == ".gguf" else _open_safetensors(path)
-    wanted = names.tensors(config, flatten(abstract))
-    _account(path, wanted, shapes, config)
+    layout = names.Layout.of(shapes)
+    wanted = names.tensors(config, flatten(abstract), layout)
+    absent = [name for name in optional if name not in shapes]
+    for name in absent:
+        del wanted[name]
+    _account(path, wanted, shapes, {names.HEAD} if absent or config.tie_word_embeddings else set())
+    tied = config.tie_word_embeddings and names.HEAD in shapes
+    if tied and not np.array_equal(read(names.HEAD), read(layout.embedding)):
+        raise ValueError(
+            f"tensor {names.HEAD} of checkpoint {path} differs from {layout.embedding}, and yet its configuration says"
+            " tie_word_embeddings; set that to false there, or remove the tensor if it is the embedding that counts"
+        )
     if shardings is None:
         one = jax.sharding.Mesh(jax.devices()[:1], "x")
         places = jax.tree.map(lambda _: NamedSharding(one, PartitionSpec()), abstract)
@@ -143,11 +187,10 @@ def load_like(path: pathlib.Path, config: ModelConfig, abstract: nnx.State, shar
     )
     params, placed = zeros(), dict(zip(flatten(abstract), jax.tree.leaves(places), strict=True))
     arrays = flatten(params)
-    for name, value in track(read(), f"reading {path.name}", total=len(shapes), transient=True):
-        if name not in wanted:
-            continue
+    in_order_of_files = [name for name in shapes if name in wanted]
+    for name in track(in_order_of_files, f"reading {path.name}", transient=True):
         tensor = wanted[name]
-        for target, part in zip(tensor.paths, tensor.rule.split(config, value), strict=True):
+        for target, part in zip(tensor.paths, tensor.rule.split(config, read(name)), strict=True):
             part = np.asarray(part, jnp.dtype(config.param_dtype))
             sharding = placed[target]
             spec = PartitionSpec(*sharding.spec[len(tensor.index) :])
@@ -167,9 +210,11 @@ def save(
 ) -> None:
     """Writes a directory that transformers (and vLLM) loads: config.json, safetensors shards, tokenizer.
 
+    A `ScalarModel` becomes a `*ForSequenceClassification` with one label.
+
     Args:
       directory: made; it must not hold anything yet.
-      params: of a `Decoder`.
+      params: of a `Decoder` or a `ScalarModel`.
       config: its architecture.
       theirs: the configuration to write, of the source or from `hf_config.to_transformers`.
       tokenizer: transformers', saved beside.
@@ -200,7 +245,12 @@ def save(
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    theirs.architectures = [transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[theirs.model_type]]
+    kinds = transformers.models.auto.modeling_auto
+    if names.SCORE in wanted:
+        theirs.architectures = [kinds.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[theirs.model_type]]
+        theirs.num_labels = 1
+    else:
+        theirs.architectures = [kinds.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[theirs.model_type]]
     theirs.dtype = dtype
     theirs.save_pretrained(directory)
     if tokenizer is not None:
@@ -225,8 +275,8 @@ def flatten(tree: nnx.State) -> dict[names.Path, Any]:
     return {tuple(str(k.key) for k in path if isinstance(k, jax.tree_util.DictKey)): leaf for path, leaf in leaves}
 
 
-def _open_safetensors(path: pathlib.Path) -> tuple[dict[str, tuple[int, ...]], Callable[[], Iterator]]:
-    """Shape of every tensor, from the files' headers alone, and a function that reads them one by one."""
+def _open_safetensors(path: pathlib.Path) -> tuple[Shapes, Reader]:
+    """Shape of every tensor, from the files' headers alone, in the order of the files; and what reads one by its name."""
     files = [path / SINGLE]
     if (path / INDEX).is_file():
         try:
@@ -234,43 +284,43 @@ def _open_safetensors(path: pathlib.Path) -> tuple[dict[str, tuple[int, ...]], C
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path / INDEX} is not an index of safetensors") from error
         files = [path / file for file in sorted(set(listed.values()))]
-    shapes = {}
+    shapes, lies_in = {}, {}
     for file in files:
         if not file.is_file():
             raise ValueError(f"checkpoint file {file} is missing")
         try:
             with safetensors.safe_open(file, "numpy") as tensors:
-                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+                inside = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
         except safetensors.SafetensorError as error:
             raise ValueError(f"checkpoint file {file} cannot be read: {error}") from error
+        shapes |= inside
+        lies_in |= dict.fromkeys(inside, file)
 
-    def read():
-        for file in files:
-            with safetensors.safe_open(file, "numpy") as tensors:
-                for name in tensors.keys():  # noqa: SIM118
-                    yield name, tensors.get_tensor(name)
+    @functools.lru_cache(maxsize=1)
+    def opened(file):
+        return safetensors.safe_open(file, "numpy")
 
-    return shapes, read
+    return shapes, lambda name: opened(lies_in[name]).get_tensor(name)
 
 
-def _open_gguf(path: pathlib.Path) -> tuple[dict[str, tuple[int, ...]], Callable[[], Iterator]]:
+def _open_gguf(path: pathlib.Path) -> tuple[Shapes, Reader]:
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(**_located(path), dtype="float32")
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"checkpoint file {path} cannot be read: {reason}") from error
     tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    return {name: tensor.shape for name, tensor in tensors.items()}, lambda: iter(tensors.items())
+    return {name: tensor.shape for name, tensor in tensors.items()}, tensors.__getitem__
 
 
-def _account(path: pathlib.Path, wanted: dict[str, names.Tensor], shapes: dict, config: ModelConfig) -> None:
+def _account(path: pathlib.Path, wanted: dict[str, names.Tensor], shapes: Shapes, unread: set[str]) -> None:
     for name, tensor in wanted.items():
         if name not in shapes:
             raise ValueError(f"checkpoint {path} lacks tensor {name} {tensor.shape}")
         if tuple(shapes[name]) != tensor.shape:
             raise ValueError(f"tensor {name} of checkpoint {path} has shape {shapes[name]}; it must be {tensor.shape}")
-    ignored = (*IGNORED, "lm_head.weight") if config.tie_word_embeddings else IGNORED
-    extra = [name for name in shapes if name not in wanted and not name.endswith(ignored)]
+    left = (name for name in shapes if name not in wanted and name not in unread)
+    extra = [name for name in left if not name.startswith(OTHER_PARTS) and not name.endswith(BUFFERS)]
     if extra:
         raise ValueError(f"checkpoint {path} holds a tensor that the model has no place for: {extra[0]}")
 

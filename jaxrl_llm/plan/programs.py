@@ -75,7 +75,7 @@ def training_program(run: RunConfig, mesh: Mesh) -> Program:
     graphdef, params = _abstract_model(model, mesh)
     trainer = trainers.create(run, model, graphdef, mesh)
     state = jax.eval_shape(functools.partial(trainer.init, mesh=mesh), params)
-    state = _placed(state, sharding.shardings(state, mesh))
+    state = sharding.placed(state, sharding.shardings(state, mesh))
     rows = run.sequences // run.training.updates_per_rollout
     batch = _abstract_batch(run, model, rows, trainer, mesh)
     with jax.set_mesh(mesh):
@@ -114,7 +114,7 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     slots = jax.eval_shape(
         functools.partial(sampling.empty, model, rows, length, r.max_prompt_length, r.routing_replay)
     )
-    slots = _placed(slots, jax.tree.map(functools.partial(_slot_sharding, mesh=mesh), slots))
+    slots = sharding.placed(slots, jax.tree.map(functools.partial(_slot_sharding, mesh=mesh), slots))
 
     def one(params, slots: Slots, steps, finished):
         loaded = sampling.load(params, config.fp8)
@@ -145,29 +145,31 @@ def _slot_sharding(x: Any, mesh: Mesh) -> jax.sharding.NamedSharding:
 
 
 def forward_flops(model: ModelConfig, rows: int, length: int, unembedded: int) -> float:
-    """Matrix FLOPs of the model's forward over `rows` sequences of `length` tokens, attention causal.
+    """Matrix FLOPs of the model's forward over `rows` sequences of `length` tokens, attention causal, delta nets token by token.
 
     Args:
       model: the architecture.
       rows, length: sequences and their length.
       unembedded: tokens whose logits are computed.
     """
-    c, tokens = model, rows * length
-    attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-    scores = 2 * c.num_heads * c.head_dim * (length + 1) / 2  # products with earlier keys and their values
-    dense = 3 * c.hidden_size * c.intermediate_size
-    routed = c.hidden_size * (c.moe.num_experts + 3 * c.moe.experts_per_token * c.moe.intermediate_size)
-    layers = sum(attention + scores + (routed if k.feed_forward == "moe" else dense) for k in c.layer_kinds)
+    c, tokens, net, moe = model, rows * length, model.delta_net, model.moe
+    attention = c.hidden_size * c.head_dim * ((3 if c.attention_gate else 2) * c.num_heads + 2 * c.num_kv_heads)
+    attention += 2 * c.num_heads * c.head_dim * (length + 1) / 2  # products with earlier keys and their values
+    linear = (
+        c.hidden_size * (net.channels + 2 * net.value_width + 2 * net.num_value_heads) + net.conv_size * net.channels
+    )
+    linear += 3 * net.value_width * net.key_head_dim  # the memory is asked, corrected and read
+    routed = c.hidden_size * (moe.num_experts + 3 * moe.experts_per_token * moe.intermediate_size)
+    routed += c.hidden_size * (3 * moe.shared_expert_size + (moe.shared_expert_size > 0))
+    mixers = {"full_attention": attention, "linear_attention": linear}
+    feed_forwards = {"dense": 3 * c.hidden_size * c.intermediate_size, "moe": routed}
+    layers = sum(mixers[kind.mixer] + feed_forwards[kind.feed_forward] for kind in c.layer_kinds)
     return 2.0 * (tokens * layers + unembedded * c.hidden_size * c.vocab_size)
 
 
 def _abstract_model(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef, Any]:
     graphdef, params = nnx.split(nnx.eval_shape(lambda: Decoder(model, rngs=nnx.Rngs(0))), nnx.Param)
-    return graphdef, _placed(params, sharding.shardings(params, mesh))
-
-
-def _placed(tree: Any, places: Any) -> Any:
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), tree, places)
+    return graphdef, sharding.placed(params, sharding.shardings(params, mesh))
 
 
 def _abstract_batch(run: RunConfig, model: ModelConfig, rows: int, trainer: Trainer, mesh: Mesh) -> Batch:

@@ -4,13 +4,18 @@ from typing import Any
 
 from jaxrl_llm.tasks.base import Example
 
+# Llama 3.x's template tells the model the date: that of today unless one is given, and a run that is resumed tomorrow would
+# see other prompts. This one is the template's own where it has no clock.
+DATE = "26 Jul 2024"
 
-def encode(tokenizer: Any, example: Example) -> list[int]:
+
+def encode(tokenizer: Any, example: Example, *, answered: bool = False) -> list[int]:
     """Token ids of an example's prompt, with exactly one begin token where the tokenizer uses one.
 
     Args:
       tokenizer: a transformers tokenizer, or one with the same `encode` (and `apply_chat_template` for messages).
       example: its prompt is text or messages; messages get the opening of the assistant's turn appended.
+      answered: the messages end with the assistant's answer already, and nothing is appended.
 
     Raises:
       ValueError: messages, and a tokenizer without a chat template.
@@ -24,7 +29,9 @@ def encode(tokenizer: Any, example: Example) -> list[int]:
                 " to False for plain text, or use a tokenizer of a chat model"
             )
         messages = [dict(message) for message in example.prompt]
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=not answered, tokenize=False, date_string=DATE
+        )
         # Most templates write the begin token themselves.
         ids = list(tokenizer.encode(text, add_special_tokens=False))
     return _one_begin(ids, tokenizer)

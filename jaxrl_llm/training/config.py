@@ -221,7 +221,7 @@ _POSITIVE = {
     "optimizer": ("learning_rate",),
     "warm_start": ("batch_size", "learning_rate"),
     "critic": ("learning_rate",),
-    "reward_model": ("batch_size",),
+    "reward_model": ("batch_size", "held_out_pairs", "max_length"),
     "evaluation": ("samples",),
     "checkpoint": ("every", "keep"),
 }

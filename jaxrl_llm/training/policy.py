@@ -14,7 +14,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.training import sharding
-from jaxrl_llm.training.config import RunConfig, check_model
+from jaxrl_llm.training.config import Model, RunConfig, check_model
 
 # Fields of the architecture that are about speed and so remain open where a checkpoint decides the others.
 OPEN = ("scan_unroll",)
@@ -68,36 +68,50 @@ def describe(run: RunConfig, task: Task) -> Policy:
       ValueError: a checkpoint that is not there or not supported, an architecture field that does not fit, a task and a
         checkpoint that do not go together; names the field.
     """
-    fields = run.model.runtime
-    tokenizer, source = task.tokenizer, None
-    if run.model.source:
-        for name, value in run.model.architecture.items():
-            right = "left out: config.model.source decides it"
-            schema.require(name in OPEN, f"config.model.architecture.{name}", value, right)
-        source = hf.find(run.model.source)
-        config = hf.read_config(source, **fields, **run.model.architecture)
-        if tokenizer is None:
-            tokenizer = hf.tokenizer(source)
-        else:
-            right = f"a checkpoint with the vocabulary of the task's own tokenizer, {_size(tokenizer)} ids"
-            same = _size(tokenizer) == config.vocab_size
-            schema.require(same, "config.model.source", run.model.source, right)
-        stop_ids, field = hf.stop_ids(source, tokenizer), f"vocab_size of {source}"
-    else:
-        if tokenizer is None:
-            raise ValueError(
-                f"config.model.source is empty; task {task.name!r} takes its tokenizer from the checkpoint named there"
-            )
-        fields = {"vocab_size": _size(tokenizer), **run.model.architecture, **fields}
-        config = schema.read(ModelConfig, fields, "config.model.architecture")
-        stop_ids, field = (tokenizer.eos_token_id,), "config.model.architecture.vocab_size"
-    size = max(_size(tokenizer), 1 + max(stop_ids))
-    schema.require(config.vocab_size >= size, field, config.vocab_size, f"at least the tokenizer's {size}")
+    config, tokenizer, source = describe_model(run.model, task)
+    stop_ids = (tokenizer.eos_token_id,) if source is None else hf.stop_ids(source, tokenizer)
+    check_vocabulary(config, tokenizer, source, stop_ids)
     check_model(run, config)
     graphdef, params = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)
     # The masks come from the sampler, so an end token may well serve as filler.
     pad_id = stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     return Policy(config, graphdef, params, tokenizer, stop_ids, pad_id, source)
+
+
+def describe_model(model: Model, task: Task) -> tuple[ModelConfig, Any, pathlib.Path | None]:
+    """Architecture, tokenizer and checkpoint (or None) of a configured model for a task; reads no tensor.
+
+    Raises:
+      ValueError: as `describe`.
+    """
+    fields = model.runtime
+    tokenizer = task.tokenizer
+    if not model.source:
+        if tokenizer is None:
+            raise ValueError(
+                f"config.model.source is empty; task {task.name!r} takes its tokenizer from the checkpoint named there"
+            )
+        fields = {"vocab_size": _size(tokenizer), **model.architecture, **fields}
+        return schema.read(ModelConfig, fields, "config.model.architecture"), tokenizer, None
+    for name, value in model.architecture.items():
+        right = "left out: config.model.source decides it"
+        schema.require(name in OPEN, f"config.model.architecture.{name}", value, right)
+    source = hf.find(model.source)
+    config = hf.read_config(source, **fields, **model.architecture)
+    if tokenizer is None:
+        return config, hf.tokenizer(source), source
+    right = f"a checkpoint with the vocabulary of the task's own tokenizer, {_size(tokenizer)} ids"
+    schema.require(_size(tokenizer) == config.vocab_size, "config.model.source", model.source, right)
+    return config, tokenizer, source
+
+
+def check_vocabulary(
+    config: ModelConfig, tokenizer: Any, source: pathlib.Path | None, ids: tuple[int, ...] = ()
+) -> None:
+    """Checks that a model has an embedding for every id of its tokenizer, and for `ids`."""
+    size = max([_size(tokenizer), *(1 + i for i in ids)])
+    field = "config.model.architecture.vocab_size" if source is None else f"vocab_size of {source}"
+    schema.require(config.vocab_size >= size, field, config.vocab_size, f"at least the tokenizer's {size}")
 
 
 def _size(tokenizer: Any) -> int:

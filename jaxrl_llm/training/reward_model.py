@@ -1,7 +1,8 @@
 """Reward models: a decoder with a scalar head, trained on comparisons (Bradley-Terry), then frozen to judge a policy.
 
-`train` leaves a run directory with config.json, metrics.jsonl and a checkpoint; `load` reads it back as a `Scorer`, and
-`Scorer.judge` is what a task's `with_judge` takes. The score of a dialogue is the scalar at its end token.
+`train` leaves a run directory with config.json, metrics.jsonl and a checkpoint. `load` makes a `Scorer` of that, or of a
+`*ForSequenceClassification` checkpoint of Hugging Face, and `attach` makes it a task's judge. The score of a dialogue is the
+scalar at its last token.
 """
 
 import dataclasses
@@ -19,19 +20,19 @@ from rich.console import Console
 
 from jaxrl_llm import objectives, schema, tasks
 from jaxrl_llm.analysis.estimators import wilson_interval
+from jaxrl_llm.models import hf
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.heads import ScalarModel, last_valid
+from jaxrl_llm.models.heads import ScalarModel
 from jaxrl_llm.tasks import Example
 from jaxrl_llm.training import config as configs
 from jaxrl_llm.training import optimizer as optimizers
+from jaxrl_llm.training import policy as policies
 from jaxrl_llm.training import progress, sharding
 from jaxrl_llm.training.checkpoint import Checkpoints
-from jaxrl_llm.training.collect import tokenize
 from jaxrl_llm.training.data import example_indices
 from jaxrl_llm.training.metrics import MetricsWriter
 from jaxrl_llm.training.run_dir import RunDir, open_run_dir
-
-BUCKET = 8  # the shortest width that rows are padded to; the others are its doubles
+from jaxrl_llm.training.scoring import Scorer, encode, pad, scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ class RewardModelConfig:
     Attributes:
       run_dir: where it is written.
       seed: of parameters and data order.
-      model: its architecture; see `config.Model`.
+      model: see `config.Model`; with a source its decoder begins as that checkpoint's.
       task: as in `RunConfig`: a task whose examples carry `chosen` and `rejected` replies in their metadata.
       max_length: longest dialogue in tokens, end token included; longer pairs are left out and counted.
       steps: optimizer steps.
@@ -91,40 +92,22 @@ class Accuracy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scorer:
-    """A frozen reward model.
+class Saved:
+    """What a run directory holds.
 
     Attributes:
-      graphdef, params: of the `ScalarModel`.
-      tokenizer: its own; dialogues reach it as text.
-      max_length: of longer dialogues the last tokens are scored.
-      shift, scale: a score is (raw - shift) / scale.
-      clip: bound on the absolute score after that; 0 for none.
-      rows: dialogues per forward pass.
+      scorer: the model, its scores as they come.
+      accuracy: what was measured after training.
+      config: architecture.
+      source: the checkpoint that the training began with, or None.
+      step: the optimizer step of these parameters.
     """
 
-    graphdef: nnx.GraphDef
-    params: Any
-    tokenizer: Any
-    max_length: int
-    shift: float = 0.0
-    scale: float = 1.0
-    clip: float = 0.0
-    rows: int = 32
-
-    def judge(self, examples: Sequence[Example], replies: Sequence[str]) -> list[float | None]:
-        """A score for each reply, as `Task.score`."""
-        dialogues = encode(examples, replies, self.tokenizer)
-        scores = (self.raw([ids[-self.max_length :] for ids in dialogues]) - self.shift) / self.scale
-        return (np.clip(scores, -self.clip, self.clip) if self.clip else scores).tolist()
-
-    def raw(self, dialogues: Sequence[Sequence[int]]) -> np.ndarray:
-        """float64 [N] scores of token ids, computed in batches of similar length."""
-        scores = np.zeros(len(dialogues))
-        for members, width in length_buckets([len(ids) for ids in dialogues], self.rows):
-            tokens, mask = pad([dialogues[i] for i in members], self.rows, width)
-            scores[members] = np.asarray(_scores(self.graphdef, self.params, tokens, mask))[: len(members)]
-        return scores
+    scorer: Scorer
+    accuracy: Accuracy
+    config: ModelConfig
+    source: pathlib.Path | None
+    step: int
 
 
 def train(
@@ -140,12 +123,13 @@ def train(
     mesh = sharding.create_mesh(run.mesh)
     shards = sharding.data_shards(mesh)
     schema.require(run.batch_size % shards == 0, "config.batch_size", run.batch_size, f"a multiple of {shards} devices")
-    model = _model_config(run, task)
+    model, tokenizer, source = policies.describe_model(run.model, task)
+    policies.check_vocabulary(model, tokenizer, source)
     run_dir = open_run_dir(run.run_dir, schema.defaults(run), resume=False, overwrite=overwrite)
     held_out = next(iter(task.evaluation.values()))
     held_out = held_out[: run.evaluation_pairs or len(held_out)]
     optimizer = optimizers.create(run.optimizer, run.steps)
-    graphdef, params = create(model, run.seed, mesh)
+    graphdef, params = create(model, run.seed, mesh, source)
     opt_state = jax.jit(functools.partial(optimizers.init, optimizer))(params)
     step = jax.jit(functools.partial(update, graphdef, optimizer), donate_argnums=(0, 1))
     rows, dropped = sharding.batch_sharding(mesh), 0
@@ -157,7 +141,7 @@ def train(
         with progress.bar(console, "reward model", run.steps) as bar:
             for i in range(run.steps):
                 indices = example_indices(run.seed, i * run.batch_size, run.batch_size, len(task.train))
-                kept, pairs = comparisons([task.train[j] for j in indices], task.tokenizer, run.max_length)
+                kept, pairs = comparisons([task.train[j] for j in indices], tokenizer, run.max_length)
                 dropped += run.batch_size - len(kept)
                 # One width for the whole run, so that the step compiles once; rows without a pair count for nothing.
                 chosen, rejected = (pad(side, run.batch_size, run.max_length) for side in pairs)
@@ -168,7 +152,7 @@ def train(
                     row = {name: float(value) for name, value in values.items()}
                     metrics.write(i + 1, row | {"pairs/dropped": dropped})
                     bar.update(i + 1, {"loss": row["loss"], "accuracy": row["accuracy"]})
-        scorer = Scorer(graphdef, params, task.tokenizer, run.max_length, rows=_rows(run.batch_size, shards))
+        scorer = Scorer(graphdef, params, tokenizer, run.max_length, rows=_divisible(run.batch_size, mesh))
         accuracy = evaluate(scorer, held_out)
         metrics.write(run.steps + 1, {f"eval/{k}": v for k, v in dataclasses.asdict(accuracy).items()})
         checkpoints.save(run.steps, params, {"accuracy": dataclasses.asdict(accuracy)}, accuracy.value)
@@ -180,41 +164,6 @@ def train(
     return accuracy, run_dir
 
 
-def load(
-    source: str, mesh: jax.sharding.Mesh, *, standardize: bool = True, clip: float = 0.0, rows: int = 32
-) -> Scorer:
-    """The reward model that `train` left in the directory `source`.
-
-    Args:
-      source: a run directory.
-      mesh: where its parameters are placed, divided like the policy's.
-      standardize: give the replies of its held-out pairs mean 0 and standard deviation 1.
-      clip, rows: see `Scorer`.
-
-    Raises:
-      ValueError: there is no reward model; names the directory.
-    """
-    run_dir = RunDir(pathlib.Path(source))
-    if not run_dir.config.exists():
-        raise ValueError(f"reward_model.source {source!r} holds no reward model (no config.json); train one first")
-    run = schema.read(RewardModelConfig, run_dir.read_config(), "config")
-    task = tasks.create(run.task)
-    graphdef, params = create(_model_config(run, task), run.seed, mesh)
-    with Checkpoints(run_dir.checkpoints, read_only=True) as checkpoints:
-        restored = checkpoints.restore(params)
-    measured = restored.record["accuracy"]
-    return Scorer(
-        graphdef,
-        restored.state,
-        task.tokenizer,
-        run.max_length,
-        shift=measured["mean"] if standardize else 0.0,
-        scale=max(measured["std"], 1e-6) if standardize else 1.0,
-        clip=clip,
-        rows=_rows(rows, sharding.data_shards(mesh)),
-    )
-
-
 def attach(task: tasks.Task, config: configs.RewardModel, mesh: jax.sharding.Mesh) -> tasks.Task:
     """`task` judged by the configured reward model; the task itself where none is configured.
 
@@ -224,25 +173,109 @@ def attach(task: tasks.Task, config: configs.RewardModel, mesh: jax.sharding.Mes
     if not config.source:
         if getattr(task, "judge", task) is None and task.name == "preferences":
             raise ValueError(
-                f"task {task.name!r} has no rewards of its own: set config.reward_model.source to a reward model's run"
-                " directory, or config.task.preferences.judge to a function"
+                f"task {task.name!r} has no rewards of its own: set config.reward_model.source to a reward model, or"
+                " config.task.preferences.judge to a function"
             )
         return task
     if not hasattr(task, "with_judge"):
         raise ValueError(f"config.reward_model.source is set, but task {task.name!r} has its own rewards")
-    scorer = load(config.source, mesh, standardize=config.standardize, clip=config.clip, rows=config.batch_size)
-    return task.with_judge(scorer.judge)
+    return task.with_judge(load(config, mesh, next(iter(task.evaluation.values()))).judge)
 
 
-def create(config: ModelConfig, seed: int, mesh: jax.sharding.Mesh) -> tuple[nnx.GraphDef, Any]:
-    """Graph and random parameters of a `ScalarModel`, sharded as they are made."""
+def load(config: configs.RewardModel, mesh: jax.sharding.Mesh, held_out: Sequence[Example] = ()) -> Scorer:
+    """The configured reward model, its parameters divided like a policy's.
+
+    Args:
+      config: names a run directory of `train`, or a Hugging Face checkpoint.
+      mesh: where the parameters are placed.
+      held_out: comparisons whose replies a checkpoint's scores are standardised on.
+
+    Raises:
+      ValueError: there is no reward model, it does not fit, or there is nothing to standardise on; names the field.
+    """
+    rows = _divisible(config.batch_size, mesh)
+    if (pathlib.Path(config.source) / "checkpoints").is_dir():
+        saved = read_run(RunDir(pathlib.Path(config.source)), mesh)
+        scorer, measured = saved.scorer, saved.accuracy
+    else:
+        scorer = _from_checkpoint(config, mesh)
+        if config.standardize:
+            pairs = held_out[: config.held_out_pairs]
+            schema.require(
+                any("rejected" in example.metadata for example in pairs),
+                "config.reward_model.standardize",
+                True,
+                "False: the task has no held-out pairs of replies to measure the scores' mean and deviation on",
+            )
+            measured = evaluate(dataclasses.replace(scorer, rows=rows), pairs)
+    if config.standardize:
+        scorer = dataclasses.replace(scorer, shift=measured.mean, scale=max(measured.std, 1e-6))
+    return dataclasses.replace(scorer, clip=config.clip, rows=rows)
+
+
+def is_run(run_dir: RunDir) -> bool:
+    """Whether `train` made this run directory, and not a policy's training."""
+    return "evaluation_pairs" in run_dir.read_config()
+
+
+def read_run(run_dir: RunDir, mesh: jax.sharding.Mesh | None = None) -> Saved:
+    """What `train` left; reads no tensor of the checkpoint that it began with.
+
+    Args:
+      run_dir: of the training.
+      mesh: where the parameters are placed; by default the training's.
+
+    Raises:
+      ValueError: it is not a reward model's, or cannot be read; names it.
+    """
+    if not is_run(run_dir):
+        raise ValueError(f"{run_dir.path} is the run of a policy, not of a reward model")
+    run = schema.read(RewardModelConfig, run_dir.read_config(), "config")
+    model, tokenizer, source = policies.describe_model(run.model, tasks.create(run.task))
+    graphdef, shapes = describe(model)
+    mesh = mesh or sharding.create_mesh(run.mesh)
+    like = sharding.placed(shapes, sharding.shardings(shapes, mesh))
+    with Checkpoints(run_dir.checkpoints, read_only=True) as checkpoints:
+        restored = checkpoints.restore(like)
+    scorer = Scorer(graphdef, restored.state, tokenizer, run.max_length)
+    return Saved(scorer, Accuracy(**restored.record["accuracy"]), model, source, restored.rollout)
+
+
+def _from_checkpoint(config: configs.RewardModel, mesh: jax.sharding.Mesh) -> Scorer:
+    """A `*ForSequenceClassification` checkpoint."""
+    try:
+        source = hf.find(config.source)
+    except ValueError as error:
+        raise ValueError(
+            f"config.reward_model.source {config.source!r} is no reward model: it is no run directory of"
+            f" experiments/train_reward_model.py, and {error}"
+        ) from error
+    model = hf.read_config(source, dtype=config.dtype, param_dtype=config.dtype)
+    tokenizer = hf.tokenizer(source)
+    policies.check_vocabulary(model, tokenizer, source)
+    params = hf.load_scalar(source, model, functools.partial(sharding.shardings, mesh=mesh))
+    pad_id = hf.transformers_config(source).pad_token_id
+    return Scorer(describe(model)[0], params, tokenizer, config.max_length, pad_id=pad_id)
+
+
+def describe(config: ModelConfig) -> tuple[nnx.GraphDef, Any]:
+    """Graph and parameters' shapes of a `ScalarModel`."""
+    return nnx.split(nnx.eval_shape(lambda: ScalarModel(config, rngs=nnx.Rngs(0))), nnx.Param)
+
+
+def create(
+    config: ModelConfig, seed: int, mesh: jax.sharding.Mesh, source: pathlib.Path | None = None
+) -> tuple[nnx.GraphDef, Any]:
+    """Graph and parameters of a `ScalarModel`, sharded as they are made: random ones, or a checkpoint's with a new head."""
+    if source is not None:
+        places = functools.partial(sharding.shardings, mesh=mesh)
+        return describe(config)[0], hf.load_scalar(source, config, places, new_head=True)
 
     def init():
         return nnx.split(ScalarModel(config, rngs=nnx.Rngs(seed)), nnx.Param)[1]
 
-    params = jax.jit(init, out_shardings=sharding.shardings(jax.eval_shape(init), mesh))()
-    graphdef = nnx.split(nnx.eval_shape(lambda: ScalarModel(config, rngs=nnx.Rngs(0))), nnx.Param)[0]
-    return graphdef, params
+    graphdef, shapes = describe(config)
+    return graphdef, jax.jit(init, out_shardings=sharding.shardings(shapes, mesh))()
 
 
 def update(graphdef, optimizer: optax.GradientTransformation, params, opt_state, chosen, rejected, counted):
@@ -272,13 +305,6 @@ def update(graphdef, optimizer: optax.GradientTransformation, params, opt_state,
 
     values = {"loss": value, "accuracy": mean(margin > 0), "margin": mean(margin)}
     return optax.apply_updates(params, updates), opt_state, values
-
-
-def scores(graphdef: nnx.GraphDef, params: Any, tokens: jax.Array, mask: jax.Array) -> jax.Array:
-    """float32 [B]: the scalar at each row's last valid token. Tokens int32 [B, L], mask bool [B, L], padding anywhere."""
-    positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0).astype(jnp.int32)
-    values = nnx.merge(graphdef, params)(tokens, positions, mask.astype(jnp.int32))
-    return last_valid(values, mask)
 
 
 def evaluate(scorer: Scorer, examples: Sequence[Example]) -> Accuracy:
@@ -311,47 +337,6 @@ def comparisons(
     return kept, tuple([ids for ids, fit in zip(side, fits, strict=True) if fit] for side in sides)
 
 
-def encode(examples: Sequence[Example], replies: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Token ids of each prompt, its reply and the end token."""
-    prompts = tokenize(examples, tokenizer, limit=2**31).tokens
-    return [
-        [*prompt, *tokenizer.encode(reply, add_special_tokens=False), tokenizer.eos_token_id]
-        for prompt, reply in zip(prompts, replies, strict=True)
-    ]
-
-
-def length_buckets(lengths: Sequence[int], rows: int) -> list[tuple[np.ndarray, int]]:
-    """Cuts sequences, sorted by length, into batches of at most `rows`.
-
-    Returns:
-      (indices of the members, width) of each batch; widths are BUCKET times a power of two, so that few are compiled.
-    """
-    order = np.argsort(lengths, kind="stable")
-    batches = [order[i : i + rows] for i in range(0, len(order), rows)]
-    longest = [max(lengths[i] for i in members) for members in batches]
-    return [(m, BUCKET * 2 ** int(np.ceil(np.log2(max(n / BUCKET, 1))))) for m, n in zip(batches, longest, strict=True)]
-
-
-def pad(sequences: Sequence[Sequence[int]], rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Right-padded tokens int32 [rows, width] and mask bool; rows without a sequence hold one token, to be ignored."""
-    tokens, mask = np.zeros((rows, width), np.int32), np.zeros((rows, width), bool)
-    mask[:, 0] = True
-    for row, ids in enumerate(sequences):
-        tokens[row, : len(ids)] = ids
-        mask[row, : len(ids)] = True
-    return tokens, mask
-
-
-_scores = jax.jit(scores, static_argnums=0)
-
-
-def _rows(rows: int, shards: int) -> int:
+def _divisible(rows: int, mesh: jax.sharding.Mesh) -> int:
+    shards = sharding.data_shards(mesh)
     return -(-rows // shards) * shards
-
-
-def _model_config(run: RewardModelConfig, task: tasks.Task) -> ModelConfig:
-    if task.tokenizer is None:
-        raise ValueError(f"task {task.name!r} has no tokenizer of its own; a reward model needs one")
-    fields = {"vocab_size": task.tokenizer.vocab_size, **run.model.architecture}
-    fields |= run.model.runtime
-    return schema.read(ModelConfig, fields, "config.model.architecture")

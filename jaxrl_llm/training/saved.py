@@ -31,21 +31,26 @@ class Saved:
     rollout: int
 
 
-def load(path: str, rollout: int | None = None, report: Callable[[str], None] = print) -> Saved:
-    """Reads the policy of the run at `path`; changes nothing there.
+def load(path: str, rollout: int | None = None, report: Callable[[str], None] = print, *, best: bool = False) -> Saved:
+    """Reads the policy of the run at `path`; changes nothing there, and reads no tensor of the checkpoint it began with.
 
     Args:
       path: the run directory.
       rollout: which checkpoint; the newest readable one by default.
       report: takes one line about what a person should know.
+      best: without `rollout`, the checkpoint that was evaluated best, the newest where none was evaluated.
 
     Raises:
       ValueError: no run directory, no such checkpoint, or one of another model; names it.
     """
     run_dir = RunDir(pathlib.Path(path))
     run = RunConfig.read(run_dir.read_config())
+    task = tasks.create(run.task)
+    policy = policies.describe(run, task)
+    places = sharding.shardings(policy.params, sharding.create_mesh(run.mesh))
+    like = {"params": sharding.placed(policy.params, places)}
     with Checkpoints(run_dir.checkpoints, read_only=True, report=report) as checkpoints:
-        task = tasks.create(run.task)
-        policy = policies.create(run, task, sharding.create_mesh(run.mesh))
-        restored = checkpoints.restore({"params": policy.params}, rollout, partial=True)
+        if best and rollout is None:
+            rollout = checkpoints.best()
+        restored = checkpoints.restore(like, rollout, partial=True)
     return Saved(run, task, dataclasses.replace(policy, params=restored.state["params"]), restored.rollout)

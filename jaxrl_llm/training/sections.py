@@ -195,16 +195,24 @@ class RewardModel:
     """A frozen judge in the place of the task's own rewards.
 
     Attributes:
-      source: directory that experiments/train_reward_model.py left; "" for the task's own rewards.
-      standardize: give scores mean 0 and standard deviation 1, as measured on the model's held-out replies.
+      source: directory that experiments/train_reward_model.py left, or directory or hub id of a Hugging Face
+        `*ForSequenceClassification` checkpoint with one label; "" for the task's own rewards.
+      standardize: give scores mean 0 and standard deviation 1, as measured on held-out replies: those that the model's
+        training kept apart or, of a checkpoint, those of the task's held-out pairs.
+      held_out_pairs: how many of these pairs a checkpoint is measured on, at every start.
       clip: bound on the absolute score after that; 0 for none.
       batch_size: dialogues scored at once, of similar lengths.
+      max_length: tokens of the longest dialogue that a checkpoint scores whole; of longer ones it reads the last tokens.
+      dtype: of a checkpoint's parameters and computation.
     """
 
     source: str = ""
     standardize: bool = True
+    held_out_pairs: int = 256
     clip: float = 0.0
     batch_size: int = 32
+    max_length: int = 2048
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -179,6 +179,16 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def placed(shapes: Any, shardings: Any) -> Any:
+    """A tree of shapes that also says where each array is to lie: what a restore or a compilation ahead of time needs.
+
+    Args:
+      shapes: arrays or shapes.
+      shardings: a tree of them.
+    """
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings)
+
+
 def put(tree: Any, shardings: Any) -> Any:
     """Arrays placed as told. With several processes each one holds the whole value and keeps its part.
 

@@ -14,6 +14,8 @@ from experiments import parity
 from jaxrl_llm.models import hf, hf_config, names
 from jaxrl_llm.models.config import ModelConfig, MoEConfig, RopeScaling
 from jaxrl_llm.models.decoder import Decoder
+from jaxrl_llm.models.heads import ScalarModel
+from jaxrl_llm.training import scoring
 
 torch = pytest.importorskip("torch")
 import transformers  # noqa: E402
@@ -50,10 +52,10 @@ def edit(path, **changes):
     (path / "config.json").write_text(json.dumps(config))
 
 
-def logits(path):
+def logits(path, lengths=(9, 5)):
     config = hf.read_config(path)
     params, graphdef = hf.load(path, config), nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))[0]
-    tokens, mask, positions = parity.inputs(31)
+    tokens, mask, positions = parity.inputs(31, lengths)
     forward = jax.jit(lambda m: m.logits(m.hidden(tokens, positions, mask.astype(np.int32))))
     return np.asarray(forward(nnx.merge(graphdef, params)))[mask]
 
@@ -105,6 +107,99 @@ def test_what_is_not_implemented_is_refused_by_name(change, message, copy):
     edit(copy, **change)
     with pytest.raises(ValueError, match=message):
         hf.read_config(copy)
+
+
+@pytest.mark.parametrize("family", ["Qwen3_5", "Qwen3_5Moe"])
+def test_the_text_part_of_a_multimodal_checkpoint(family, tmp_path):
+    """As published: names under model.language_model, experts fused, vision tower and multi-token head beside them."""
+    name = {"Qwen3_5": "Qwen3.5", "Qwen3_5Moe": "Qwen3.5-MoE"}[family]
+    _, fields, rope = parity.CASES[name]
+    text = parity.COMMON | fields | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    text |= {"rope_parameters": rope | {"rope_theta": 70.0, "rope_type": "default", "mrope_section": [1, 1, 0]}}
+    text |= {"tie_word_embeddings": False}  # what the whole model says counts
+    vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "out_hidden_size": 24}
+    vision |= {"num_position_embeddings": 16, "patch_size": 4}
+    config = getattr(transformers, f"{family}Config")(
+        text_config=text, vision_config=vision, tie_word_embeddings=family == "Qwen3_5"
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    tensors = load_file(tmp_path / "model.safetensors")
+    fused = "model.language_model.layers.0.mlp.experts.gate_up_proj" in tensors
+    assert (fused, "lm_head.weight" in tensors) == ((False, False) if family == "Qwen3_5" else (True, True))
+    assert any(tensor.startswith("model.visual.") for tensor in tensors)
+    extra = {
+        "mtp.norm.weight": np.ones(24, np.float32),
+        "mtp.layers.0.mlp.experts.gate_up_proj": np.ones(3, np.float32),
+    }
+    save_file(tensors | extra, tmp_path / "model.safetensors")
+    tokens, mask, _ = parity.inputs(31, (9, 9))
+    with torch.no_grad():
+        theirs = model(input_ids=torch.tensor(tokens, dtype=torch.long)).logits.numpy()[mask]
+    np.testing.assert_allclose(logits(tmp_path, (9, 9)), theirs, atol=1e-4)
+    save_file(tensors | {"model.language_model.audio": np.ones(3, np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="no place for: model.language_model.audio"):
+        hf.load(tmp_path, hf.read_config(tmp_path))
+
+
+def test_a_tied_model_may_store_its_unembedding_if_it_is_the_embedding(tmp_path):
+    theirs = transformers.LlamaConfig(**parity.COMMON, num_attention_heads=2, tie_word_embeddings=True)
+    transformers.LlamaForCausalLM(theirs).save_pretrained(tmp_path)
+    file, config = tmp_path / "model.safetensors", hf.read_config(tmp_path)
+    tensors = load_file(file)
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].copy()}, file)
+    np.testing.assert_array_equal(hf.load(tmp_path, config)["embedding"][...], tensors["model.embed_tokens.weight"])
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1e-3}, file)
+    with pytest.raises(ValueError, match="tensor lm_head.weight of .* differs from model.embed_tokens.weight"):
+        hf.load(tmp_path, config)
+
+
+# Architectures of published reward models.
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+def test_a_sequence_classifier_scores_as_in_transformers_and_survives_the_way_back(family, tmp_path):
+    fields = parity.COMMON | {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "num_labels": 1}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForSequenceClassification")(
+        getattr(transformers, f"{family}Config")(**fields, tie_word_embeddings=family == "Qwen3")
+    ).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "theirs")
+    tokens = np.random.default_rng(0).integers(1, 31, (3, 9))
+    mask = np.arange(9) < np.array([9, 4, 1])[:, None]
+    tokens = np.where(mask, tokens, 0)  # transformers finds the last valid token by the padding's id
+
+    def their_scores(model):
+        with torch.no_grad():
+            inputs = torch.tensor(tokens), torch.tensor(mask, dtype=torch.long)
+            return model(inputs[0], attention_mask=inputs[1]).logits[:, 0].numpy()
+
+    config = hf.read_config(tmp_path / "theirs")
+    params = hf.load_scalar(tmp_path / "theirs", config)
+    graphdef = nnx.split(nnx.eval_shape(lambda: ScalarModel(config, rngs=nnx.Rngs(0))), nnx.Param)[0]
+    ours = jax.jit(scoring.scores, static_argnums=0)(
+        graphdef, params, jnp.asarray(tokens, jnp.int32), jnp.asarray(mask)
+    )
+    np.testing.assert_allclose(ours, their_scores(model), rtol=1e-4, atol=1e-5)
+    theirs = hf.transformers_config(tmp_path / "theirs")
+    hf.save(tmp_path / "ours", params, config, theirs, None, "float32")
+    back = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours").eval()
+    assert back.num_labels == 1
+    np.testing.assert_allclose(their_scores(back), their_scores(model), atol=1e-6)
+
+
+def test_a_language_model_has_no_score_head_unless_it_is_asked_to_get_one(llama):
+    config = hf.read_config(llama[0])
+    with pytest.raises(ValueError, match=r"lacks tensor score.weight \(1, 24\)"):
+        hf.load_scalar(llama[0], config)
+    params = hf.flatten(hf.load_scalar(llama[0], config, new_head=True))
+    assert not np.any(params["score", "kernel"])
+    trunk = hf.flatten(hf.load(llama[0], config))
+    assert {path[1:] for path in params if path[0] == "trunk"} == trunk.keys() - {("head",)}
+    np.testing.assert_array_equal(params["trunk", "embedding"], trunk["embedding",])
 
 
 def test_every_tensor_is_accounted_for(copy):

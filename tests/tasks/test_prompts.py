@@ -51,6 +51,14 @@ def test_several_turns_go_through_the_template_in_order():
     assert encode(tokenizer(True, True), example) == [1, 3, 7, 2, 4, 8, 2, 3, 5, 2, 4]
 
 
+def test_prompts_are_the_same_on_every_day():
+    """The date as in Llama 3.x's template, which asks the clock where nobody tells it."""
+    made = tokenizer(False, False)
+    today = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    made.chat_template = today + "{{ 'one' if date_string == '26 Jul 2024' else 'two' }}"
+    assert encode(made, CHAT) == [7]
+
+
 def test_a_conversation_needs_a_template():
     with pytest.raises(
         ValueError, match="prompt '1' is a conversation and the tokenizer has no chat template; set the"

@@ -1,6 +1,7 @@
 """The critic: where its values stand, its targets against a float64 loop, its step against the equation."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -8,13 +9,16 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from rich.console import Console
 
 from jaxrl_llm.models.heads import ScalarHead, ScalarModel
-from jaxrl_llm.training import reference
+from jaxrl_llm.tasks import arithmetic
+from jaxrl_llm.training import loop, reference
 from jaxrl_llm.training.config import RunConfig, default_config
 from jaxrl_llm.training.critic import CriticStep, Values, targets
 from jaxrl_llm.types import Batch, CriticState
 from tests import tiny
+from tests.training import tiny as runs
 
 
 def make_batch(lengths, width=5, prompt=3, seed=0):
@@ -117,6 +121,54 @@ def test_one_step_is_the_gradient_of_the_mean_whatever_the_micro_batches(critic)
             params,
             gradient,
         )
+
+
+def test_a_critic_learns_what_the_prompt_decides():
+    """Returns known from the prompt's first token: after some steps the values of other prompts explain them."""
+    config, _, _ = tiny.decoder(num_layers=1)
+    graphdef, params = nnx.split(ScalarModel(config, rngs=nnx.Rngs(0)), nnx.Param)
+    values, optimizer = Values(graphdef), optax.adam(1e-2)
+    step = jax.jit(CriticStep(values, optimizer, clip=0.0))
+    state = CriticState(params, optimizer.init(params))
+
+    def batch(seed):
+        drawn = make_batch([5, 2, 3, 1] * 8, seed=seed)
+        decided = jnp.where(drawn.tokens[:, :1] % 2 == 0, 1.0, -1.0)
+        return drawn.replace(returns=jnp.broadcast_to(decided, drawn.response_mask.shape))
+
+    for seed in range(40):
+        state, _ = step(state, None, batch(seed))
+    fresh = batch(99)
+    predicted, mask = jax.jit(values)(state.params, None, fresh)[:, :-1], np.asarray(fresh.response_mask)
+    returns = np.asarray(fresh.returns)[mask]
+    assert 1 - np.var(returns - np.asarray(predicted)[mask]) / np.var(returns) > 0.5
+
+
+@pytest.mark.slow
+def test_the_critic_of_a_run_explains_rewards_that_the_prompt_decides(tmp_path):
+    config = runs.config(
+        tmp_path,
+        objective__name="ppo_clip",
+        rollout__staleness=0,
+        rollout__refill_rounds=0,
+        rollout__prompts=64,
+        critic__learning_rate=5e-3,
+        training__rollouts=20,
+        training__epochs=2,
+        evaluation__every=0,
+        checkpoint__every=20,
+    )
+    config.objective.penalty.kl = 0.0
+
+    def score(self, examples, completions, lengths, truncated):
+        return [float(int(example.prompt[0]) % 2) for example in examples]
+
+    with mock.patch.object(arithmetic.ArithmeticTask, "score", score):
+        loop.train(RunConfig.read(config), console=Console(quiet=True))
+    # Measured on every rollout before the critic has seen it.
+    explained = [row["critic/explained_variance"] for row in runs.rows(tmp_path) if "critic/explained_variance" in row]
+    assert explained[0] < 0.1
+    assert min(explained[-3:]) > 0.5
 
 
 def test_a_head_on_the_policys_trunk_reads_it_and_leaves_it_alone():
