@@ -10,13 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jaxrl_llm import schema
 from jaxrl_llm.models import presets
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.plan import hlo
+from jaxrl_llm.rollout import placement
 from jaxrl_llm.rollout import slots as sampling
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.slots import SamplingConfig, Slots
@@ -97,7 +98,7 @@ def training_program(run: RunConfig, mesh: Mesh) -> Program:
 def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     """One decoding step of the sampler for every sequence of a rollout (or every slot), at the longest cache.
 
-    Parameters lie as in training; rows are divided over data and fsdp, keys and values over tensor too where it divides them.
+    Beside the training parameters there is the sampler's copy of them, gathered over fsdp where the configuration says so.
     """
     model, r = model_config(run), run.rollout
     graphdef, params = _abstract_model(model, mesh)
@@ -114,34 +115,33 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     slots = jax.eval_shape(
         functools.partial(sampling.empty, model, rows, length, r.max_prompt_length, r.routing_replay)
     )
-    slots = sharding.placed(slots, jax.tree.map(functools.partial(_slot_sharding, mesh=mesh), slots))
+    places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), placement.specs(slots, mesh))
+    slots = sharding.placed(slots, places)
+    loaded = jax.eval_shape(functools.partial(sampling.load, fp8=r.fp8.sites), params)
+    loaded = sharding.placed(loaded, sharding.shardings(loaded, mesh))
+    copied: list[Any] = [loaded.layers]
+    if r.gather_params:
+        loaded = sharding.placed(loaded, placement.gathered_places(loaded))
+        copied = [loaded.layers, *(part for name, part in loaded.params.items() if name != "layers")]
 
-    def one(params, slots: Slots, steps, finished):
-        loaded = sampling.load(params, config.fp8)
+    def one(loaded, slots: Slots, steps, finished):
         return sampling.decode(graphdef, config, loaded, slots, steps, finished, 1)
 
     # Arguments, so that the loop over steps has no length and its body counts once.
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=sharding.replicated(mesh))
-    places = jax.tree.map(lambda x: x.sharding, slots)
     with jax.set_mesh(mesh):
-        lowered = jax.jit(one, donate_argnums=1, out_shardings=(places, None)).lower(params, slots, count, count)
-    resident = {"parameters": _bytes_per_device(params), "KV cache": _bytes_per_device(slots.cache)}
+        lowered = jax.jit(one, donate_argnums=1, out_shardings=(places, None)).lower(loaded, slots, count, count)
+    resident = {
+        "parameters": _bytes_per_device(params),
+        "sampler's copy": _bytes_per_device(copied),
+        "KV cache": _bytes_per_device(slots.cache),
+    }
     return _program("decoding step", lowered, resident, decoding_flops(model, rows, length) / mesh.size)
 
 
 def decoding_flops(model: ModelConfig, rows: int, length: int) -> float:
     """Matrix FLOPs of one token for each of `rows` sequences against a cache of `length`."""
     return rows * (forward_flops(model, 1, length, 1) - forward_flops(model, 1, length - 1, 0))
-
-
-def _slot_sharding(x: Any, mesh: Mesh) -> jax.sharding.NamedSharding:
-    rows = ("data", "fsdp")
-    spec: list[Any] = [None] * len(x.shape)
-    if x.shape and x.shape[0] % sharding.data_shards(mesh) == 0:
-        spec[0] = rows
-    if len(x.shape) == 4 and x.shape[2] % mesh.shape["tensor"] == 0:
-        spec[2] = "tensor"  # heads of keys and values
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
 
 
 def forward_flops(model: ModelConfig, rows: int, length: int, unembedded: int) -> float:

@@ -10,6 +10,9 @@ product, whatever the lengths.
 
 Randomness is per sequence: `fold_in(fold_in(key, seed of the sequence), position)`. The same prompt, key and seed give the
 same completion whatever the number of slots and whatever the batch holds beside it.
+
+On a mesh the rows are divided over the devices (`placement`). With several processes each one decodes the rows of its
+devices, and all of them get the whole record.
 """
 
 import dataclasses
@@ -20,9 +23,11 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxrl_llm import schema
+from jaxrl_llm import processes, schema
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.rollout import placement
 from jaxrl_llm.rollout import slots as programs
+from jaxrl_llm.rollout.placement import Loaded
 from jaxrl_llm.rollout.slots import Prefilled, SamplingConfig, Slots
 from jaxrl_llm.types import FinishReason, Rollout, TopKView
 
@@ -63,6 +68,12 @@ class Sampler:
     model: ModelConfig
     config: SamplingConfig
 
+    def load(self, params: Any) -> Loaded:
+        """The parameters as sampling uses them, for several calls with the same ones."""
+        with placement.use(placement.mesh_of(params)):
+            loaded = programs.load(params, self.config.fp8)
+        return placement.gather(loaded) if self.config.gather_params and placement.mesh_of(params) else loaded
+
     def __call__(
         self,
         params: Any,
@@ -78,7 +89,7 @@ class Sampler:
         """Samples `group_size` responses to every prompt.
 
         Args:
-          params: the decoder's parameters.
+          params: the decoder's parameters, or what `load` made of them.
           prompts: token ids, none of them empty.
           key: of this rollout.
           group_size: G.
@@ -115,37 +126,39 @@ class Sampler:
         fit = rows == 0 or 1 <= limits.min() <= limits.max() <= longest
         schema.require(fit, "limits", limits.tolist(), f"between 1 and max_response_length = {longest}")
         tokens, mask = pad(prompts, self.config.pad_id)
-        work = _Work(self, params, tokens, mask, key, seeds.astype(np.uint32), limits.astype(np.int32), group_size)
-        while work.fill():
-            work.decode()
-            if report is not None:
-                report(work.finished, work.usage)
+        loaded = params if isinstance(params, Loaded) else self.load(params)
+        with placement.use(placement.mesh_of(loaded)):
+            work = _Work(self, loaded, tokens, mask, key, seeds.astype(np.uint32), limits.astype(np.int32), group_size)
+            while work.fill():
+                work.decode()
+                if report is not None:
+                    report(work.finished, work.usage)
         return work.rollout(policy_step)
 
 
 class _Work:
     """One rollout under way: which sequence each row holds, who waits, and what has been recorded."""
 
-    def __init__(self, sampler: Sampler, params, tokens, mask, key, seeds, limits, group_size: int):
+    def __init__(self, sampler: Sampler, loaded: Loaded, tokens, mask, key, seeds, limits, group_size: int):
         config = self.config = sampler.config
         self.graphdef, self.model = sampler.graphdef, sampler.model
         # What no program depends on is taken out, so that samplers which differ in it share theirs.
-        self.compiled = dataclasses.replace(config, slots=0, first_chunk=1, max_response_length=1)
-        self.loaded = programs.load(params, config.fp8)
+        self.compiled = dataclasses.replace(config, slots=0, first_chunk=1, max_response_length=1, gather_params=True)
+        self.loaded, shards = loaded, placement.shards(placement.mesh_of(loaded))
         self.prompts, self.prompt_mask, self.key, self.group_size = tokens, mask, key, group_size
         self.seeds, self.limits = seeds, limits
         self.total, self.width = len(seeds), tokens.shape[1]
         self.usage, self.finished, self.waiting_from = Usage(), 0, 0
 
         # ---- The rows: which sequence each holds (-1 for none), and how far it has come
-        rows = min(config.slots or self.total, self.total)
-        self.row_ladder = _row_ladder(rows)
+        rows = _up(min(config.slots or self.total, self.total), shards)
+        self.row_ladder = _row_ladder(rows, shards)
         self.lengths = [self.width + room for room in _room_ladder(config)]
         self.sequence, self.steps = np.full(rows, -1), np.zeros(rows, np.int32)
         self.slots: Slots | None = None
         self.column = self.width
         self.block: Prefilled | None = None
-        self.block_start, self.block_size = 0, -(-rows // group_size) if rows else 0
+        self.block_start, self.block_size = 0, _up(-(-rows // group_size), shards)
 
         # ---- The records
         shape = (self.total, config.max_response_length)
@@ -203,7 +216,7 @@ class _Work:
             np.int32(self._enough_finished()),
             length - self.width,
         )
-        record, steps, done = jax.device_get((record, self.slots.steps, self.slots.done))
+        record, steps, done = processes.fetch((record, self.slots.steps, self.slots.done))
         advanced = np.where(self.sequence >= 0, steps - self.steps, 0)
         rows, columns = np.nonzero(np.arange(length - self.width) < advanced[:, None])
         at = self.sequence[rows], self.steps[rows] + columns
@@ -300,7 +313,7 @@ class _Work:
             self.graphdef, self.model, config.fp8, self.loaded, tokens, mask, config.capture_routing
         )
         if self.prompt_routing is not None:
-            self.prompt_routing[part] = self.block.cache.routed_experts[: len(tokens) - missing]
+            self.prompt_routing[part] = processes.fetch(self.block.cache.routed_experts)[: len(tokens) - missing]
         self.usage.prefilled += self.block_size
 
 
@@ -321,11 +334,16 @@ def pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.n
     return tokens, mask
 
 
-def _row_ladder(rows: int) -> list[int]:
-    """Sizes of the batch, falling: each a quarter of the last."""
+def _up(count: int, shards: int) -> int:
+    """The least multiple of `shards` that is no smaller."""
+    return -(-count // shards) * shards
+
+
+def _row_ladder(rows: int, shards: int = 1) -> list[int]:
+    """Sizes of the batch, falling: each about a quarter of the last, and a multiple of `shards`."""
     ladder = [rows]
-    while ladder[-1] // 4 >= FEWEST_ROWS:
-        ladder.append(ladder[-1] // 4)
+    while ladder[-1] // 4 >= max(FEWEST_ROWS, shards):
+        ladder.append(_up(ladder[-1] // 4, shards))
     return ladder
 
 

@@ -3,7 +3,8 @@
 `prefill` runs prompts through the model, `insert` lets sequences start from them, `decode` draws tokens until enough
 sequences are finished, `arrange` keeps some rows and makes room. All rows write to the same column of the cache, and a
 sequence that starts later has its prompt placed just before that column: one offset serves rows of any age, so a step
-updates the cache with one slice, and room is needed for the oldest sequence alone.
+updates the cache with one slice, and room is needed for the oldest sequence alone. On a mesh every device has rows of its
+own (`placement`).
 """
 
 import dataclasses
@@ -23,8 +24,10 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import unstack_layers
 from jaxrl_llm.models.delta_net import RecurrentState
 from jaxrl_llm.ops.fp8 import Fp8Sites
+from jaxrl_llm.rollout import placement
 from jaxrl_llm.rollout.choice import Choice, behavior_distribution, draw, entropy
 from jaxrl_llm.rollout.emulate import quantize_weights
+from jaxrl_llm.rollout.placement import Loaded
 from jaxrl_llm.types import TopKView
 
 
@@ -41,7 +44,9 @@ class SamplingConfig:
       capture_entropy: record the entropy of each distribution.
       capture_routing: record the experts that every token went through, for the trainer to replay.
       fp8: emulation of weights, activations and cache (logits: `choice.fp8`).
-      slots: sequences decoded at once, the others wait for a place; 0 for all of them.
+      slots: sequences decoded at once, the others wait for a place; 0 for all of them. On a mesh it is rounded up to a
+        multiple of the devices that divide the rows.
+      gather_params: on a mesh, decode with parameters gathered over its `fsdp` axis (`placement.gather`).
       first_chunk: tokens that the first cache has room for; each larger cache adds twice as many as the last.
     """
 
@@ -54,6 +59,7 @@ class SamplingConfig:
     capture_routing: bool = False
     fp8: Fp8Sites = dataclasses.field(default_factory=Fp8Sites)
     slots: int = 0
+    gather_params: bool = True
     first_chunk: int = 32
 
     def __post_init__(self):
@@ -127,16 +133,16 @@ class Record:
 
 
 @functools.partial(jax.jit, static_argnames="fp8")
-def load(params: Any, fp8: Fp8Sites) -> tuple[Any, tuple[Any, ...]]:
+def load(params: Any, fp8: Fp8Sites) -> Loaded:
     """The parameters as the sampler uses them: quantised where emulated, and one tree per layer besides."""
     params = quantize_weights(params, fp8)
-    return params, unstack_layers(params)
+    return Loaded(params, unstack_layers(params))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "rows", "length", "routing"))
 def empty(model: ModelConfig, rows: int, length: int, column: int, routing: bool = False) -> Slots:
     """`rows` free rows with a cache of `length` slots, which remembers experts with `routing`."""
-    return Slots(
+    slots = Slots(
         hidden=jnp.zeros((rows, model.hidden_size), model.dtype),
         cache=caches.init_cache(model, rows, length, record_routing=routing),
         column=jnp.int32(column),
@@ -146,6 +152,7 @@ def empty(model: ModelConfig, rows: int, length: int, column: int, routing: bool
         limits=jnp.zeros(rows, jnp.int32),
         done=jnp.ones(rows, bool),
     )
+    return placement.divide(slots)
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "model", "fp8", "routing"))
@@ -153,25 +160,25 @@ def prefill(
     graphdef: nnx.GraphDef,
     model: ModelConfig,
     fp8: Fp8Sites,
-    loaded: Any,
+    loaded: Loaded,
     tokens: jax.Array,
     mask: jax.Array,
     routing: bool = False,
 ) -> Prefilled:
     """Runs left-padded prompts, int32 and bool [M, P], through the model."""
-    params, layers = loaded
+    tokens, mask = placement.divide((tokens, mask))
     count, width = tokens.shape
     positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0).astype(jnp.int32)
-    hidden, cache = nnx.merge(graphdef, params).decode(
+    hidden, cache = nnx.merge(graphdef, loaded.params).decode(
         tokens,
         positions,
-        caches.init_cache(model, count, width, record_routing=routing),
+        placement.divide(caches.init_cache(model, count, width, record_routing=routing)),
         jnp.int32(0),
         mask,
         fp8,
-        layers,
+        loaded.layers,
     )
-    return Prefilled(hidden[:, -1], cache, jnp.sum(mask, axis=1, dtype=jnp.int32))
+    return placement.divide(Prefilled(hidden[:, -1], cache, jnp.sum(mask, axis=1, dtype=jnp.int32)))
 
 
 @functools.partial(jax.jit, donate_argnames="slots")
@@ -202,7 +209,7 @@ def insert(
 
     cleared = slots.cache.replace(valid=slots.cache.valid & ~fresh[:, None])
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
-    return slots.replace(
+    slots = slots.replace(
         hidden=jnp.where(fresh[:, None], prompts.hidden[take], slots.hidden),
         cache=jax.tree.map(place, cleared, prompts.cache, is_leaf=_recurrent),
         keys=jnp.where(fresh, keys, slots.keys),
@@ -211,6 +218,7 @@ def insert(
         limits=jnp.where(fresh, limits, slots.limits),
         done=jnp.where(fresh, False, slots.done),
     )
+    return placement.divide(slots)
 
 
 @functools.partial(jax.jit, static_argnames="length")
@@ -230,14 +238,15 @@ def arrange(slots: Slots, rows: jax.Array, column: jax.Array, length: int) -> Sl
     per_row = {
         name: getattr(slots, name)[rows] for name in ("hidden", "keys", "prompt_lengths", "steps", "limits", "done")
     }
-    return slots.replace(cache=jax.tree.map(move, slots.cache, is_leaf=_recurrent), column=column, **per_row)
+    cache = jax.tree.map(move, slots.cache, is_leaf=_recurrent)
+    return placement.divide(slots.replace(cache=cache, column=column, **per_row))
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "config", "width"), donate_argnames="slots")
 def decode(
     graphdef: nnx.GraphDef,
     config: SamplingConfig,
-    loaded: Any,
+    loaded: Loaded,
     slots: Slots,
     steps: jax.Array,
     finished: jax.Array,
@@ -253,8 +262,7 @@ def decode(
       steps, finished: int32 [].
       width: W, at least `steps`.
     """
-    params, layers = loaded
-    model = nnx.merge(graphdef, params)
+    model = nnx.merge(graphdef, loaded.params)
     rows, top_k = slots.done.shape[0], config.capture_top_k
     numbers = jnp.zeros((rows, width), jnp.float32)
     view = (rows, width, top_k)
@@ -273,32 +281,38 @@ def decode(
 
     def body(carry):
         step, slots, record = carry
-        slots, drawn = _step(model, layers, config, slots)
+        slots, drawn = _step(model, loaded.layers, config, slots)
         record = jax.tree.map(
             lambda buffer, new: jax.lax.dynamic_update_index_in_dim(buffer, new, step, axis=1), record, drawn
         )
         return step + 1, slots, record
 
-    _, slots, record = jax.lax.while_loop(more, body, (jnp.int32(0), slots, record))
-    return slots, record
+    start = jnp.int32(0), slots, placement.divide(record)
+    _, slots, record = jax.lax.while_loop(more, body, start)
+    return placement.divide((slots, record))
 
 
 def _step(model, layers, config: SamplingConfig, slots: Slots) -> tuple[Slots, Record]:
     """Draws one token for every row and runs it through the model; [R, ...] of each record."""
-    choice, fp8 = config.choice, config.fp8
-    distribution = behavior_distribution(model.logits(slots.hidden), choice, config.capture_top_k)
-    token = draw(distribution, jax.vmap(jax.random.fold_in)(slots.keys, slots.steps), choice).astype(jnp.int32)
-    record = Record(
-        tokens=token,
-        logprobs=jnp.take_along_axis(distribution.logprobs, token[:, None], axis=1)[:, 0],
-        log_kept_mass=distribution.log_kept_mass,
-        topk=distribution.topk,
-        entropy=entropy(distribution) if config.capture_entropy else None,
-        routing=None,
-    )
+    choice = config.choice
+
+    def chosen(logits, keys, steps):
+        distribution = behavior_distribution(logits, choice, config.capture_top_k)
+        token = draw(distribution, jax.vmap(jax.random.fold_in)(keys, steps), choice).astype(jnp.int32)
+        return Record(
+            tokens=token,
+            logprobs=jnp.take_along_axis(distribution.logprobs, token[:, None], axis=1)[:, 0],
+            log_kept_mass=distribution.log_kept_mass,
+            topk=distribution.topk,
+            entropy=entropy(distribution) if config.capture_entropy else None,
+            routing=None,
+        )
+
+    record = placement.by_rows(chosen, model.logits(slots.hidden), slots.keys, slots.steps)
+    token = record.tokens
     positions = slots.prompt_lengths + slots.steps
     hidden, cache = model.decode(
-        token[:, None], positions[:, None], slots.cache, slots.column, ~slots.done[:, None], fp8, layers
+        token[:, None], positions[:, None], slots.cache, slots.column, ~slots.done[:, None], config.fp8, layers
     )
     if cache.routed_experts is not None:
         record = dataclasses.replace(
@@ -306,16 +320,14 @@ def _step(model, layers, config: SamplingConfig, slots: Slots) -> tuple[Slots, R
         )
     steps = slots.steps + ~slots.done
     stopped = jnp.isin(token, jnp.array(config.stop_ids, jnp.int32))
-    return (
-        slots.replace(
-            hidden=hidden[:, 0],
-            cache=cache,
-            column=slots.column + 1,
-            steps=steps,
-            done=slots.done | stopped | (steps >= slots.limits),
-        ),
-        record,
+    slots = slots.replace(
+        hidden=hidden[:, 0],
+        cache=cache,
+        column=slots.column + 1,
+        steps=steps,
+        done=slots.done | stopped | (steps >= slots.limits),
     )
+    return placement.divide(slots), record
 
 
 def _routing_buffer(cache: KVCache, width: int) -> jax.Array | None:

@@ -9,6 +9,7 @@ data alone, so neither changes what a resumed run repeats.
 import collections
 import concurrent.futures
 import dataclasses
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from jaxrl_llm import tasks
 from jaxrl_llm.rollout.choice import Choice
+from jaxrl_llm.rollout.placement import Loaded
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training.collect import (
@@ -45,6 +47,7 @@ class Gathered:
       trained: bool [B], False on rows that only fill the batch up to its size.
       position: examples that the run has drawn from its data, these included.
       dropped: examples among them whose prompt is too long.
+      reshard_s: seconds until the parameters lay as the sampler wants them, or None where they did already.
     """
 
     collected: Collected
@@ -52,6 +55,7 @@ class Gathered:
     trained: np.ndarray
     position: int
     dropped: int
+    reshard_s: float | None = None
 
     @property
     def rewards(self) -> np.ndarray:
@@ -65,11 +69,16 @@ class Gathered:
 
     def metrics(self) -> dict[str, float]:
         """Of everything sampled, and of what became of it."""
-        return rollout_metrics(self.collected) | {
-            "rollout/rounds": len(self.collected.rewards) / len(self.rows),
-            "rollout/filler": float(1 - self.trained.mean()),
-            "data/prompts_too_long": self.dropped,
-        }
+        resharding = {} if self.reshard_s is None else {"time/reshard_s": self.reshard_s}
+        return (
+            resharding
+            | rollout_metrics(self.collected)
+            | {
+                "rollout/rounds": len(self.collected.rewards) / len(self.rows),
+                "rollout/filler": float(1 - self.trained.mean()),
+                "data/prompts_too_long": self.dropped,
+            }
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,11 +99,16 @@ class Gather:
 
     def __call__(self, params: Any, rollout: int, position: int) -> Gathered:
         r, parts, flat, dropped = self.run.rollout, [], np.empty(0, bool), 0
+        start = time.monotonic()
+        loaded = self.sampler.load(params)
+        if loaded.gathered:
+            jax.block_until_ready(loaded)
+        reshard_s = time.monotonic() - start if loaded.gathered else None
         for turn in range(1 + r.refill_rounds):
             prompts, position = next_prompts(
                 self.task.train, self.policy.tokenizer, r.max_prompt_length, self.run.seed, position, r.prompts
             )
-            parts.append(self._sample(params, prompts, rollout, turn))
+            parts.append(self._sample(loaded, prompts, rollout, turn))
             dropped += prompts.dropped
             if r.refill_rounds == 0:
                 flat = np.zeros(r.prompts, bool)  # every group is trained on
@@ -103,9 +117,9 @@ class Gather:
             if np.sum(~flat) >= r.prompts:
                 break
         rows, trained = choose_groups(flat, r.prompts, r.group_size)
-        return Gathered(concatenate(parts), rows, trained, position, dropped)
+        return Gathered(concatenate(parts), rows, trained, position, dropped, reshard_s)
 
-    def _sample(self, params: Any, prompts: Prompts, rollout: int, turn: int) -> Collected:
+    def _sample(self, params: Loaded, prompts: Prompts, rollout: int, turn: int) -> Collected:
         training, rows = self.run.training, self.run.sequences
         behind = max(0, rollout - 1 - self.run.rollout.staleness)
         return collect(
@@ -186,6 +200,7 @@ def create(run: RunConfig, task: tasks.Task, policy: Policy, key: jax.Array) -> 
         capture_routing=r.routing_replay,
         fp8=r.fp8.sites,
         slots=r.slots,
+        gather_params=r.gather_params,
     )
     return Gather(run, task, policy, Sampler(policy.graphdef, policy.config, config), key)
 

@@ -74,6 +74,9 @@ class Rollout:
       routing_replay: the trainer sends every token through the experts that the sampler's routers chose
         (arXiv 2510.11370), so that no change of expert comes between the two.
       slots: sequences decoded at once (continuous batching); 0 for all of them.
+      gather_params: on a mesh, the sampler holds a copy of the parameters gathered over the mesh's fsdp axis (divided over
+        tensor and expert alone), so that decoding moves none of them; False decodes with a copy that lies as in training,
+        for models that are too large for that.
       refill_rounds: dynamic sampling: groups of equal rewards are replaced by other prompts' groups, with at most so many
         further rounds of `prompts` prompts; what is still missing then is left out of the loss. 0 keeps such groups.
       staleness: rollouts by which the sampling parameters lag behind; from 1 on, sampling overlaps with the updates. The
@@ -91,6 +94,7 @@ class Rollout:
     capture_top_k: int = 0
     routing_replay: bool = False
     slots: int = 0
+    gather_params: bool = True
     refill_rounds: int = 0
     staleness: int = 0
     fp8: Fp8 = dataclasses.field(default_factory=Fp8)
