@@ -3,28 +3,30 @@
     python experiments/benchmark.py --part=divergence
     python experiments/benchmark.py --part=token_stats --tokens=1024 --vocab=16384
     python experiments/benchmark.py --part=grading --cases=200
+    python experiments/benchmark.py --part=sampler --models=qwen3 --tunix_python=/path/to/its/environment/bin/python
 
 divergence: D and D_dot from gathered log-probs, as a share of the log-prob computation over the vocabulary itself.
 token_stats: log-probs with both gradients, in tiles, against the program that holds [tokens, vocabulary]: time at the
 given size, temporary memory of the compiled programs at 8,192 tokens x 151,936 entries.
 grading: completions that the graders' pool judges in a second, with one worker and several: plain numbers, formulas that
 are compared exactly, and functions, which need SymPy.
+sampler: tokens per second beside transformers' and tunix's samplers, of continuous beside static batches, and the share of
+the machine's ceilings; see benchmarks/sampler.py.
 """
 
 import functools
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
 from absl import flags
+from benchmarks import sampler, timing
 
 from jaxrl_llm.objectives import divergence as dv
 from jaxrl_llm.ops.token_stats import token_stats
 from jaxrl_llm.tasks.rewards.pool import GraderPool, PoolConfig
 from jaxrl_llm.training import command_line
 
-_PART = flags.DEFINE_enum("part", "divergence", ["divergence", "token_stats", "grading"], "What to measure.")
+_PART = flags.DEFINE_enum("part", "divergence", ["divergence", "token_stats", "grading", "sampler"], "What to measure.")
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens (B x T).")
 _VOCAB = flags.DEFINE_integer("vocab", 151_936, "Vocabulary.")
 _WIDTH = flags.DEFINE_integer("width", 1024, "Width of the hidden states (token_stats).")
@@ -35,14 +37,7 @@ _REPETITIONS = flags.DEFINE_integer("repetitions", 7, "Timed runs of each, after
 
 def median_seconds(*calls) -> list[tuple[float, float, float]]:
     """Median, fastest and slowest of the repetitions of each call; the calls take turns, so that load hits all alike."""
-    seconds = [[] for _ in calls]
-    for repetition in range(_REPETITIONS.value + 1):
-        for call, times in zip(calls, seconds, strict=True):
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            if repetition > 0:
-                times.append(time.perf_counter() - start)
-    return [(statistics.median(times), min(times), max(times)) for times in seconds]
+    return [timing.spread(times) for times in timing.take_turns(calls, _REPETITIONS.value)]
 
 
 def divergence() -> None:
@@ -136,7 +131,13 @@ def grading() -> None:
 
 
 def main():
-    {"divergence": divergence, "token_stats": token_statistics, "grading": grading}[_PART.value]()
+    parts = {
+        "divergence": divergence,
+        "token_stats": token_statistics,
+        "grading": grading,
+        "sampler": lambda: sampler.measure(_REPETITIONS.value, _TOP_K.value),
+    }
+    parts[_PART.value]()
 
 
 if __name__ == "__main__":
