@@ -1,5 +1,6 @@
 """How experiment scripts start: absl's, but what the user mistyped is one line, not a traceback."""
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 
@@ -12,7 +13,8 @@ def run(main: Callable[[], None]) -> None:
     """Parses the flags and runs `main`; an unknown config field or a refused value ends the program with "error: ...".
 
     Args:
-      main: the script; takes nothing, reads its flags, raises ValueError or SaveError for what the user must mend.
+      main: the script; takes nothing, reads its flags, raises ValueError or SaveError for what the user must mend. A
+        full disk is told in one line wherever it is noticed.
     """
 
     def parse(arguments: Sequence[str]) -> Sequence[str]:
@@ -31,6 +33,10 @@ def run(main: Callable[[], None]) -> None:
         try:
             main()
         except (ValueError, SaveError) as error:
+            sys.exit(f"error: {error}")
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
             sys.exit(f"error: {error}")
 
     app.run(guarded, flags_parser=parse)

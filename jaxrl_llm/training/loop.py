@@ -78,6 +78,7 @@ def train(
 
     # ---- Everything that can be refused is refused here ------------------------------------------------------------
     task = tasks.create(run.task)
+    _check_warm_start(run, task)
     mesh = sharding.create_mesh(run.mesh)
     configs.check_devices(run, sharding.data_shards(mesh))
     policy = policies.create(run, task, mesh)
@@ -279,14 +280,24 @@ def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console:
         for i in range(warm.steps):
             if stop.requested:
                 break
-            # Drawn from the end of the stream that RL reads from its beginning.
-            indices = example_indices(run.seed + 1, i * warm.batch_size, warm.batch_size, len(task.train))
-            examples = [task.train[j] for j in indices]
-            batch = _demonstrations(run, examples, policy)
+            batch = _demonstrations(run, _demonstrated(run, task, i), policy)
             state, metrics = step(state, _spread(batch, mesh))
             if (i + 1) % 10 == 0 or i + 1 == warm.steps:
                 bar.update(i + 1, {"loss": float(metrics["loss"].numerator)})
     return state.params
+
+
+def _demonstrated(run: RunConfig, task: tasks.Task, step: int) -> list[tasks.Example]:
+    """The examples of one step of the warm start, from a stream of its own."""
+    size = run.warm_start.batch_size
+    return [task.train[j] for j in example_indices(run.seed + 1, step * size, size, len(task.train))]
+
+
+def _check_warm_start(run: RunConfig, task: tasks.Task) -> None:
+    # Looking at the first step's examples is enough for a task that has no solutions at all, and cheap for any task.
+    steps, right = run.warm_start.steps, f"0: task {task.name!r} has examples without a worked solution"
+    worked = steps == 0 or all(example.solution for example in _demonstrated(run, task, 0))
+    schema.require(worked, "config.warm_start.steps", steps, right)
 
 
 def _demonstrations(run: RunConfig, examples: list[tasks.Example], policy: Policy) -> Batch:

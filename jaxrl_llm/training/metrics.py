@@ -4,6 +4,7 @@
 them back. metrics.jsonl is JSON in the strict sense: where there is no number (NaN, infinity) it says null.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -80,6 +81,7 @@ class MetricsWriter:
 
         Raises:
           ValueError: a rollout that has its row already, or a value that is not a number; names it.
+          OSError: the file cannot be written (a full disk, say); names it.
         """
         if rollout <= self._last:
             raise ValueError(f"{self._path} has a row for rollout {self._last} already; {rollout} does not follow it")
@@ -87,15 +89,19 @@ class MetricsWriter:
         self._last = rollout
         if self._file is None:
             return
-        self._file.write(_line(row))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(_line(row))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}: a row could not be written", str(self._path)) from error
         self._add_events(row)
 
     def close(self) -> None:
         """Closes both files."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what could not be written has been told by `write`
+                self._file.close()
             self._events.close()
 
     def _add_events(self, row: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """What the user mistyped ends in one line that names it."""
 
+import pathlib
 import sys
 
 import pytest
@@ -57,6 +58,17 @@ def test_a_refused_value_is_one_line(run):
 
     with pytest.raises(SystemExit, match="error: config.steps is 3; it must be even"):
         run(main)
+
+
+def test_a_full_disk_is_one_line_and_other_accidents_keep_their_traceback(run):
+    def main(c):
+        with open("/dev/full", "w") as file:
+            file.write("x")
+
+    with pytest.raises(SystemExit, match="error: .*No space left on device"):
+        run(main)
+    with pytest.raises(FileNotFoundError):
+        run(lambda c: pathlib.Path("/nowhere/to/be/found").read_text())
 
 
 def test_a_bug_keeps_its_traceback(run):

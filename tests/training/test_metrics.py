@@ -159,5 +159,16 @@ def test_a_broken_row_in_the_middle_is_named(paths, line):
     assert paths[0].read_text().count("\n") == 3
 
 
+def test_a_full_disk_is_named_once(paths, monkeypatch):
+    message = r"No space left on device: a row could not be written: '.*metrics.jsonl'"
+    with (
+        pathlib.Path("/dev/full").open("w") as full,
+        pytest.raises(OSError, match=message),
+        MetricsWriter(*paths) as writer,
+    ):
+        monkeypatch.setattr(writer, "_file", full)
+        writer.write(1, {"loss": 1.0})
+
+
 def test_no_file_no_rows(tmp_path):
     assert read_rows(tmp_path / "metrics.jsonl") == []
