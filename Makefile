@@ -13,7 +13,7 @@ test: .venv/dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 test-slow: .venv/dev
-	$(BIN)/python -m pytest -m slow
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow
 
 lint: .venv/dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

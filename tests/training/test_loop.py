@@ -1,87 +1,67 @@
 """Whole runs in miniature: everything a run leaves, and that stopping and resuming changes nothing."""
 
-import importlib.util
 import io
 import json
-import os
 import pathlib
-import signal
-import threading
+import re
+import resource
+import shutil
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
+from jaxrl_llm import schema
 from jaxrl_llm.objectives import OBJECTIVES
-from jaxrl_llm.tasks import arithmetic
-from jaxrl_llm.training import loop
-from jaxrl_llm.training.config import RunConfig, default_config
+from jaxrl_llm.training import config_files, reward_model
+from jaxrl_llm.training.checkpoint import Checkpoints, SaveError
+from jaxrl_llm.training.config import RunConfig
+from tests.training import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
+# The runs below are used by several tests each.
+pytestmark = pytest.mark.xdist_group("loop")
 
 
-@pytest.fixture(autouse=True)
-def rewards_that_differ(monkeypatch):
-    """An untrained policy earns nothing, and then nothing is learned either: reward the parity of the length instead."""
-
-    def score(self, examples, completions, lengths, truncated):
-        return [float(len(c) % 2) for c in completions]
-
-    monkeypatch.setattr(arithmetic.ArithmeticTask, "score", score)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run with everything on: what it returned, what it said, and where it is."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    config = tiny.config(folder, training__autopsy_delta=1e-9, diagnostics__margin=0.2)
+    return *tiny.run(config), folder
 
 
-def tiny_config(path, **training):
-    config = default_config()
-    config.run_dir = str(path)
-    config.task.arithmetic.kinds = ("sum3",)
-    config.task.arithmetic.eval_size = 8
-    config.model.architecture = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_layers": 1,
-        "num_heads": 2,
-        "head_dim": 8,
-    }
-    config.rollout.update({"prompts": 8, "group_size": 2, "max_response_length": 8, "capture_top_k": 3})
-    config.objective.name = "pdm"
-    config.training.update({"rollouts": 4, "updates_per_rollout": 2} | training)
-    config.warm_start.update({"steps": 3, "batch_size": 8})
-    config.evaluation.every = 2
-    config.checkpoint.every = 2
-    config.optimizer.learning_rate = 1e-3
-    return config
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    """Plain runs by the name of an objective alone, in FP8: in the sampler alone, and in the trainer too."""
+    folder = tmp_path_factory.mktemp("families")
+    scopes = {"drpo": "rollout_only", "grpo_or": "end_to_end"}
+    for name, scope in scopes.items():
+        config = tiny.config(folder / name, **tiny.PLAIN, objective__name=name, evaluation__every=0)
+        config.rollout.fp8.update({"scope": scope, "weights": "e4m3", "activations": "e4m3"})
+        tiny.run(config)
+    return {name: folder / name for name in scopes}
 
 
-def run(config, **options):
-    text = io.StringIO()
-    result = loop.train(RunConfig.read(config), console=Console(file=text, width=200), **options)
-    return result, text.getvalue()
+@pytest.fixture(scope="module")
+def actor_critic(tmp_path_factory):
+    """A mixture of experts with a critic, and the KL in its reward, over all devices."""
+    folder = tmp_path_factory.mktemp("critic") / "run"
+    config = tiny.config(folder, **tiny.PLAIN, objective__name="ppo_or", kl__reward=0.05, evaluation__every=0)
+    config.model.architecture.moe = {"num_experts": 4, "experts_per_token": 2, "intermediate_size": 8}
+    config.rollout.routing_replay = True
+    tiny.run(config, devices=8)
+    return folder
 
 
-def rows(path):
-    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-
-
-def without_time(row):
-    return {k: v for k, v in row.items() if not k.startswith("time/")}
-
-
-def test_a_run_leaves_everything_it_promises(tmp_path):
-    result, text = run(tiny_config(tmp_path / "run"))
-    folder = tmp_path / "run"
-    assert [row["rollout"] for row in rows(folder)] == [0, 1, 2, 3, 4]
-    last = rows(folder)[-1]
-    for name in (
-        "reward/mean",
-        "entropy",
-        "mask/share",
-        "divergence/mean",
-        "mismatch/mean_abs_log_ratio",
-        "eval/held_out/accuracy",
-    ):
-        assert np.isfinite(last[name]), name
-    assert last["mismatch/mean_abs_log_ratio"] < 1e-4
+def test_a_run_leaves_everything_it_promises(whole):
+    result, text, folder = whole
+    rows = tiny.rows(folder)
+    assert [row["rollout"] for row in rows] == [0, 1, 2, 3, 4]
+    assert all(np.isfinite(value) for row in rows for value in row.values() if value is not None)
+    assert rows[1]["mismatch/mean_abs_log_ratio"] < 1e-4
     assert json.loads((folder / "config.json").read_text())["objective"]["name"] == "pdm"
     for file in ("plots/training.png", "samples/before.md", "samples/after.md", "samples/after.jsonl"):
         assert (folder / file).stat().st_size > 0, file
@@ -91,83 +71,123 @@ def test_a_run_leaves_everything_it_promises(tmp_path):
     assert 0 <= result.after.low <= result.after.accuracy <= result.after.high <= 1
 
 
-def test_resuming_repeats_what_an_uninterrupted_run_would_have_done(tmp_path):
-    run(tiny_config(tmp_path / "whole"))
-
-    class Interrupt(Console):
-        """Sends SIGTERM while the second rollout is under way."""
-
-        sent = False
-
-        def print(self, *objects, **options):
-            super().print(*objects, **options)
-            if not self.sent and "before RL" in str(objects[0] if objects else ""):
-                Interrupt.sent = True
-                threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-
-    config = tiny_config(tmp_path / "parts")
-    text = io.StringIO()
-    assert loop.train(RunConfig.read(config), console=Interrupt(file=text, width=200)) is None
-    assert "go on with --resume" in text.getvalue()
-    stopped = len(rows(tmp_path / "parts"))
-    assert stopped < 5
-    run(config, resume=True)
-    assert [without_time(r) for r in rows(tmp_path / "parts")] == [without_time(r) for r in rows(tmp_path / "whole")]
+def test_resuming_repeats_what_an_uninterrupted_run_would_have_done(tmp_path, whole):
+    config = tiny.config(tmp_path / "parts", training__autopsy_delta=1e-9, diagnostics__margin=0.2)
+    result, text = tiny.run(config, console=tiny.interrupt())
+    assert result is None
+    assert "go on with --resume" in text
+    assert len(tiny.rows(tmp_path / "parts")) < 5
+    tiny.run(config, resume=True)
+    assert tiny.rows(tmp_path / "parts") == tiny.rows(whole[-1])
+    tiny.same_arrays(*(tiny.arrays(folder, 4) for folder in (tmp_path / "parts", whole[-1])))
 
 
-def test_a_run_that_is_there_is_kept_and_a_changed_configuration_shown_and_refused(tmp_path):
-    config = tiny_config(tmp_path / "run", rollouts=1)
-    run(config)
+def test_a_run_that_is_there_is_kept_and_a_changed_configuration_shown_and_refused(tmp_path, whole):
+    shutil.copytree(whole[-1], tmp_path / "run")
+    config = tiny.config(tmp_path / "run", training__autopsy_delta=1e-9, diagnostics__margin=0.2)
     with pytest.raises(ValueError, match="--resume to go on, --overwrite"):
-        run(config)
-    config.training.rollouts = 2
+        tiny.run(config)
+    config.training.rollouts = 5
     config.objective.pdm.delta_low = 0.3
     with pytest.raises(ValueError, match=r"(?s)differs from the checkpoint's.*pdm.delta_low: 0.15 -> 0.3"):
-        run(config, resume=True)
+        tiny.run(config, resume=True)
     config.checkpoint.allow_config_change = True
-    run(config, resume=True)
-    assert rows(tmp_path / "run")[-1]["rollout"] == 2
+    config.objective.pdm.delta_low = 0.15  # spares a compilation; the number of rollouts has changed as well
+    tiny.run(config, resume=True)
+    assert tiny.rows(tmp_path / "run")[-1]["rollout"] == 5
 
 
-@pytest.mark.parametrize("name", ["drpo", "grpo_or"])
-def test_every_family_trains_by_its_name_alone(tmp_path, name):
-    config = tiny_config(tmp_path / name, rollouts=1)
-    config.objective.name = name
-    run(config)
-    assert np.isfinite(rows(tmp_path / name)[-1]["loss"])
-    assert name in OBJECTIVES
+def test_every_family_trains_by_its_name_alone(families):
+    for name, folder in families.items():
+        assert np.isfinite(tiny.rows(folder)[-1]["loss"])
+        assert name in OBJECTIVES
 
 
-def test_fp8_in_the_sampler_alone_shows_as_mismatch_and_end_to_end_reduces_it(tmp_path):
-    gaps = {}
-    for scope in ("rollout_only", "end_to_end"):
-        config = tiny_config(tmp_path / scope, rollouts=1)
-        config.rollout.fp8.update({"scope": scope, "weights": "e4m3", "activations": "e4m3"})
-        run(config)
-        gaps[scope] = rows(tmp_path / scope)[-1]["mismatch/mean_abs_log_ratio"]
-    assert gaps["rollout_only"] > 1e-4
-    assert gaps["end_to_end"] < gaps["rollout_only"]
+def test_fp8_in_the_sampler_alone_shows_as_mismatch_and_end_to_end_reduces_it(families):
+    # It is measured before the first update, so the objective has no part in it.
+    alone, both = (tiny.rows(families[name])[-1]["mismatch/mean_abs_log_ratio"] for name in ("drpo", "grpo_or"))
+    assert alone > 1e-4
+    assert both < alone
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
-def test_every_shipped_configuration_is_valid(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert RunConfig.read(module.get_config())
-    assert "experiments/train.py" in module.__doc__
+def test_a_critic_and_experts_learn_together(actor_critic):
+    row = tiny.rows(actor_critic)[-1]
+    assert np.isfinite([row["loss"], row["critic/loss"], row["critic/grad_norm"]]).all()
+    assert row["critic/grad_norm"] > 0
+    assert 1 <= row["router/max_load"] <= 2  # the even share, and all that E / k = 2 allows
 
 
-def test_eight_devices_train_like_one(tmp_path):
-    """The mesh changes where numbers live, not what they are (float32 sums in another order)."""
+def test_the_mesh_changes_where_numbers_live_not_what_they_are(tmp_path):
+    """Float32 sums come in another order."""
     assert len(jax.devices()) == 8
     results = []
-    for mesh in ({"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}):
-        config = tiny_config(tmp_path / str(len(results)), rollouts=1)
+    for devices, mesh in ((1, {}), (8, {"data": 8}), (8, {"data": 2, "fsdp": 2, "tensor": 2})):
+        folder = tmp_path / str(len(results))
+        config = tiny.config(folder, **tiny.PLAIN, evaluation__every=0)
         config.mesh.update(mesh)
-        run(config)
-        results.append(rows(tmp_path / str(len(results)))[-1])
+        tiny.run(config, devices=devices)
+        results.append(tiny.rows(folder)[-1])
     for other in results[1:]:
         assert other["reward/mean"] == results[0]["reward/mean"]
         np.testing.assert_allclose(other["loss"], results[0]["loss"], rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(other["optimizer/grad_norm"], results[0]["optimizer/grad_norm"], rtol=1e-3)
+
+
+def test_every_metric_has_its_line_in_the_documentation(tmp_path, whole, families, actor_critic):
+    judge = config_files.load(ROOT / "configs" / "reward_models" / "tiny.py").get_config()
+    judge.update({"run_dir": str(tmp_path / "judge"), "steps": 1, "evaluation_pairs": 16})
+    judge = schema.read(reward_model.RewardModelConfig, judge.to_dict(), "config")
+    reward_model.train(judge, console=Console(file=io.StringIO()))
+    folders = [whole[-1], *families.values(), actor_critic, tmp_path / "judge"]
+    written = {name for folder in folders for name in tiny.names(folder)}
+    written = {name.replace("eval/held_out/", "eval/SET/") for name in written}
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
+    assert written - set(named) == set(), "metrics without a line in docs/metrics.md"
+    assert set(named) - written == set(), "lines of docs/metrics.md about metrics that no run writes"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk_ends_the_run_with_one_error_and_costs_no_earlier_checkpoint(tmp_path):
+    """A limit on the size of files stands in for the disk: it fails the same write."""
+    config = tiny.config(tmp_path / "run", **tiny.PLAIN | {"training__rollouts": 2}, evaluation__every=0)
+    save, (soft, hard) = Checkpoints.save, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save_on_a_full_disk(self, rollout, *rest):
+        if rollout == 2:
+            self.wait()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        save(self, rollout, *rest)
+
+    try:
+        with (
+            mock.patch.object(Checkpoints, "save", save_on_a_full_disk),
+            pytest.raises(SaveError, match=r"could not be written to .*/checkpoints: .*; whole ones there: 0, 1$"),
+        ):
+            tiny.run(config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    _, text = tiny.run(config, resume=True)
+    assert "resuming after rollout 1 of 2" in text
+    assert [row["rollout"] for row in tiny.rows(tmp_path / "run")] == [0, 1, 2]
+    assert (tmp_path / "run" / "checkpoints" / "2").is_dir()
+
+
+def test_a_warm_start_without_worked_solutions_is_refused(tmp_path):
+    config = tiny.config(tmp_path / "run")
+    config.task.name = "mathematics"
+    config.task.mathematics.update({"train": "own_train", "evaluation": ("aime24",)})
+    for name, file in (("own_train", "aime25"), ("aime24", "aime24")):
+        config.task.mathematics.sources[name].path = str(ROOT / "tests" / "data" / f"{file}.jsonl")
+    message = "config.warm_start.steps is 3; it must be 0: task 'mathematics' has examples without a worked solution"
+    with pytest.raises(ValueError, match=message):
+        tiny.run(config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
+def test_every_shipped_configuration_is_valid(path):
+    module = config_files.load(path)
+    assert RunConfig.read(module.get_config())
+    assert "experiments/train.py" in module.__doc__

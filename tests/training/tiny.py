@@ -1,16 +1,23 @@
 """A whole run in miniature, for this process or (`python -m tests.training.tiny DIR [FIELD=VALUE ...] [--resume]`) another."""
 
 import ast
+import functools
 import io
 import json
+import operator
+import os
+import signal
 import sys
+import threading
 from unittest import mock
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from rich.console import Console
 
 from jaxrl_llm.tasks import arithmetic
-from jaxrl_llm.training import loop
+from jaxrl_llm.training import loop, sharding
 from jaxrl_llm.training.config import RunConfig, default_config
 
 
@@ -27,18 +34,31 @@ def config(path, **fields):
         "num_heads": 2,
         "head_dim": 8,
     }
+    c.warm_start.update({"steps": 3, "batch_size": 8})
     c.rollout.update({"prompts": 8, "group_size": 2, "max_response_length": 8, "capture_top_k": 3})
     c.rollout.update({"staleness": 1, "refill_rounds": 1})
     c.objective.name = "pdm"
     c.objective.penalty.kl = 0.1
+    c.kl.target = 0.01
     c.training.update({"rollouts": 4, "updates_per_rollout": 2})
     c.evaluation.every = 2
     c.checkpoint.update({"every": 1, "keep": 10})
     c.optimizer.learning_rate = 1e-3
     for name, value in fields.items():
-        section, _, field = name.rpartition("__")
-        (c[section] if section else c)[field] = value
+        *sections, field = name.split("__")
+        functools.reduce(operator.getitem, sections, c)[field] = value
     return c
+
+
+# What makes a run a plain one: neither lagging nor refilled nor compared with its beginning, and no warm start.
+PLAIN = {
+    "rollout__staleness": 0,
+    "rollout__refill_rounds": 0,
+    "objective__penalty__kl": 0.0,
+    "kl__target": 0.0,
+    "warm_start__steps": 0,
+    "training__rollouts": 1,
+}
 
 
 def score(self, examples, completions, lengths, truncated):
@@ -46,12 +66,30 @@ def score(self, examples, completions, lengths, truncated):
     return [float(len(c) % 2) for c in completions]
 
 
-def run(c, console=Console, **options):
-    """`loop.train` with that reward; returns its result and what it said."""
+def run(c, console=Console, devices=1, **options):
+    """`loop.train` on the first `devices` with that reward; returns its result and what it said."""
     text = io.StringIO()
-    with mock.patch.object(arithmetic.ArithmeticTask, "score", score):
+    few = functools.partial(sharding.create_mesh, devices=jax.devices()[:devices])
+    with (
+        mock.patch.object(arithmetic.ArithmeticTask, "score", score),
+        mock.patch.object(sharding, "create_mesh", few),
+    ):
         result = loop.train(RunConfig.read(c), console=console(file=text, width=200), **options)
     return result, text.getvalue()
+
+
+def interrupt():
+    """A console that sends SIGTERM once, when the loop begins."""
+    sent = []
+
+    class Interrupt(Console):
+        def print(self, *objects, **options):
+            super().print(*objects, **options)
+            if not sent and "before RL" in str(objects[0] if objects else ""):
+                sent.append(True)
+                threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    return Interrupt
 
 
 def rows(path):
@@ -60,9 +98,22 @@ def rows(path):
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in lines]
 
 
+def names(path):
+    """The names of all metrics in the file."""
+    return {name for line in (path / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
+
+
 def arrays(path, rollout):
     """A checkpoint's arrays by name, read without the package."""
     return ocp.PyTreeCheckpointer().restore(path / "checkpoints" / str(rollout) / "state")
+
+
+def same_arrays(one, other):
+    leaves, structure = jax.tree.flatten(one)
+    others, same = jax.tree.flatten(other)
+    assert structure == same
+    for a, b in zip(leaves, others, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 if __name__ == "__main__":
