@@ -149,8 +149,8 @@ def _slot_sharding(x: Any, mesh: Mesh) -> jax.sharding.NamedSharding:
     spec: list[Any] = [None] * len(x.shape)
     if x.shape and x.shape[0] % sharding.data_shards(mesh) == 0:
         spec[0] = rows
-    if len(x.shape) == 4 and x.shape[2] % mesh.shape["tensor"] == 0:
-        spec[2] = "tensor"  # heads of keys and values
+    if len(x.shape) == 4 and x.shape[1] % mesh.shape["tensor"] == 0:
+        spec[1] = "tensor"  # heads of keys and values
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
 
 
