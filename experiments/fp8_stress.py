@@ -1,43 +1,64 @@
 """What each site of FP8 emulation costs: the sampler's log-probs against the trainer's, site by site.
 
     python experiments/fp8_stress.py --run_dir=runs/quickstart
+    python experiments/fp8_stress.py --config=configs/smollm2_arith.py --prompts=8 --samples=4
 
-Each line samples anew with one site emulated (the last ones with all of them) and lets the trainer, which emulates
-nothing, score the same tokens. The first line is the bound without emulation: float32 rounding of two programs.
+The policy is that of a run's checkpoint or, with --config, the one that training would begin with. Each line samples anew
+with one site emulated (the last ones with all of them) and lets the trainer, which emulates nothing, score the same
+tokens. The first line is the bound without emulation: float32 rounding of two programs.
 """
 
 import jax
 from absl import flags
+from ml_collections import config_flags
 from rich.console import Console
 from rich.table import Table
 
+from jaxrl_llm import tasks
+from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.slots import SamplingConfig
-from jaxrl_llm.training import command_line, mismatch, progress, saved
+from jaxrl_llm.tasks import Task
+from jaxrl_llm.training import command_line, mismatch, policy, progress, saved, sharding
 from jaxrl_llm.training.collect import tokenize
+from jaxrl_llm.training.config import RunConfig
+from jaxrl_llm.training.policy import Policy
 
-_RUN_DIR = flags.DEFINE_string("run_dir", None, "A run's directory.", required=True)
+_RUN_DIR = flags.DEFINE_string("run_dir", None, "A run's directory.")
 _CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "Rollout of the checkpoint; the newest by default.")
+_CONFIG = config_flags.DEFINE_config_file("config", None, "In place of a run, an experiment: a file under configs/.")
 _PROMPTS = flags.DEFINE_integer("prompts", 64, "Training prompts asked.", lower_bound=1)
 _SAMPLES = flags.DEFINE_integer("samples", 8, "Completions of each.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the draws.")
 
 
+def load(console: Console) -> tuple[RunConfig, Task, Policy, str]:
+    """Configuration, task, policy, and what to call the policy."""
+    if (_RUN_DIR.value is None) == (_CONFIG.value is None):
+        raise ValueError("give either --run_dir or --config")
+    if _RUN_DIR.value is not None:
+        found = saved.load(_RUN_DIR.value, _CHECKPOINT.value, console.print)
+        return found.run, found.task, found.policy, f"checkpoint {found.rollout} of {_RUN_DIR.value}"
+    run = RunConfig.read(_CONFIG.value)
+    task = tasks.create(run.task)
+    return run, task, policy.create(run, task, sharding.create_mesh(run.mesh)), f"where {run.run_dir} begins"
+
+
 def main():
     console = Console()
-    run = saved.load(_RUN_DIR.value, _CHECKPOINT.value, console.print)
-    policy, rollout = run.policy, run.run.rollout
-    prompts = tokenize(run.task.train[: _PROMPTS.value], policy.tokenizer, rollout.max_prompt_length)
-    config = SamplingConfig(rollout.max_response_length, policy.stop_ids, policy.pad_id)
-    table = Table(title=f"log pi - log mu, checkpoint {run.rollout} of {_RUN_DIR.value}")
+    run, task, behavior, name = load(console)
+    prompts = tokenize(task.train[: _PROMPTS.value], behavior.tokenizer, run.rollout.max_prompt_length)
+    choice = Choice(run.rollout.temperature)
+    config = SamplingConfig(run.rollout.max_response_length, behavior.stop_ids, behavior.pad_id, choice)
+    table = Table(title=f"log pi - log mu, {name}")
     for column in ("emulated", "mean |log r|", "max |log r|", "KL (k3)", "tokens"):
         table.add_column(column, justify="left" if column == "emulated" else "right")
     cases = mismatch.cases()
     with progress.bar(console, "mismatch", len(cases)) as bar:
-        for done, (name, sites) in enumerate(cases.items(), 1):
+        for done, (case, sites) in enumerate(cases.items(), 1):
             found = mismatch.measure(
-                policy.graphdef,
-                policy.config,
-                policy.params,
+                behavior.graphdef,
+                behavior.config,
+                behavior.params,
                 config,
                 sites,
                 prompts.tokens,
@@ -45,7 +66,7 @@ def main():
                 _SAMPLES.value,
             )
             numbers = (f"{value:.2e}" for value in (found.mean, found.max, found.k3))
-            table.add_row(name, *numbers, str(found.tokens))
+            table.add_row(case, *numbers, str(found.tokens))
             bar.update(done, {"mean |log r|": found.mean})
     console.print(table)
 

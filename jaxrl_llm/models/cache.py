@@ -1,5 +1,8 @@
 """Cache of the decoder: fixed length, filled slot by slot, validity carried beside it."""
 
+import functools
+from collections.abc import Callable
+
 import chex
 import flax.struct
 import jax
@@ -11,10 +14,25 @@ from jaxrl_llm.models.delta_net import RecurrentState, init_state
 
 @flax.struct.dataclass
 class KeyValue:
-    """Keys and values of one attention layer, [B, S, kv_heads, head_dim] in the model's dtype."""
+    """Keys and values of one attention layer, in the model's dtype.
+
+    They lie as a decoding step multiplies them. In another order XLA copies the whole cache at every step, which on a
+    CPU takes longer than attention itself.
+
+    Attributes:
+      keys: [B, kv_heads, head_dim, S].
+      values: [B, kv_heads, S, head_dim].
+    """
 
     keys: jax.Array
     values: jax.Array
+
+    def append(self, keys: jax.Array, values: jax.Array, slots: chex.Array) -> "KeyValue":
+        """With new keys and values [B, Q, kv_heads, head_dim] from slot `slots` on."""
+        return KeyValue(
+            write(self.keys, jnp.moveaxis(keys, 1, 3), slots, axis=3),
+            write(self.values, jnp.swapaxes(values, 1, 2), slots, axis=2),
+        )
 
 
 @flax.struct.dataclass
@@ -40,13 +58,14 @@ class KVCache:
 
 def init_cache(config: ModelConfig, batch: int, length: int, *, record_routing: bool = False) -> KVCache:
     """An empty cache of `length` slots for `batch` rows; `record_routing` makes it remember the experts' choice."""
-    shape = (batch, length, config.num_kv_heads, config.head_dim)
+    heads = (batch, config.num_kv_heads)
     routing = (batch, length, config.num_moe_layers, config.moe.experts_per_token)
 
     def part(kind):
         if kind.mixer == "linear_attention":
             return init_state(config, batch)
-        return KeyValue(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype))
+        keys = jnp.zeros((*heads, config.head_dim, length), config.dtype)
+        return KeyValue(keys, jnp.zeros((*heads, length, config.head_dim), config.dtype))
 
     return KVCache(
         layers=tuple(map(part, config.layer_kinds)),
@@ -55,12 +74,31 @@ def init_cache(config: ModelConfig, batch: int, length: int, *, record_routing: 
     )
 
 
-def write(buffer: jax.Array, new: jax.Array, slots: chex.Array) -> jax.Array:
-    """Puts `new` [B, Q, ...] into `buffer` [B, S, ...] from slot `slots` on: int32 [] for all rows, or [B] row by row."""
+def write(buffer: jax.Array, new: jax.Array, slots: chex.Array, axis: int = 1) -> jax.Array:
+    """Puts `new` into `buffer` [B, ...] from slot `slots` of `axis` on: int32 [] for all rows, or [B] row by row."""
+    new = new.astype(buffer.dtype)
     if jnp.ndim(slots) == 0:
-        return jax.lax.dynamic_update_slice_in_dim(buffer, new.astype(buffer.dtype), slots, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(buffer, new, slots, axis)
+    buffer, new = jnp.moveaxis(buffer, axis, 1), jnp.moveaxis(new, axis, 1)
     columns = slots[:, None] + jnp.arange(new.shape[1])
-    return buffer.at[jnp.arange(buffer.shape[0])[:, None], columns].set(new.astype(buffer.dtype), mode="drop")
+    buffer = buffer.at[jnp.arange(buffer.shape[0])[:, None], columns].set(new, mode="drop")
+    return jnp.moveaxis(buffer, 1, axis)
+
+
+def map_arrays(apply: Callable[..., jax.Array], cache: KVCache, *others: KVCache) -> KVCache:
+    """`apply(axis, array, *arrays of others)` for each array; `axis` is that of its slots, None in a recurrent state."""
+
+    def part(first, *rest):
+        if isinstance(first, RecurrentState):
+            return jax.tree.map(functools.partial(apply, None), first, *rest)
+        keys, values = zip(*((x.keys, x.values) for x in (first, *rest)), strict=True)
+        return KeyValue(apply(3, *keys), apply(2, *values))
+
+    layers = tuple(map(part, cache.layers, *(other.layers for other in others)))
+    valid = apply(1, cache.valid, *(other.valid for other in others))
+    if cache.routed_experts is None:
+        return KVCache(layers, valid)
+    return KVCache(layers, valid, apply(1, cache.routed_experts, *(other.routed_experts for other in others)))
 
 
 def grow(cache: KVCache, length: int) -> KVCache:
@@ -69,12 +107,10 @@ def grow(cache: KVCache, length: int) -> KVCache:
     if extra < 0:
         raise ValueError(f"a cache of {cache.length} slots cannot shrink to {length}")
 
-    def pad(x):
-        if isinstance(x, RecurrentState):
-            return x
-        return jnp.pad(x, [(0, 0), (0, extra)] + [(0, 0)] * (x.ndim - 2))
+    def pad(axis, x):
+        return x if axis is None else jnp.pad(x, [(0, extra if i == axis else 0) for i in range(x.ndim)])
 
-    return jax.tree.map(pad, cache, is_leaf=lambda x: isinstance(x, RecurrentState))
+    return map_arrays(pad, cache)
 
 
 def repeat(cache: KVCache, times: int) -> KVCache:

@@ -19,8 +19,8 @@ from jaxrl_llm.models.attention import Attention, rope_angles
 from jaxrl_llm.models.cache import KeyValue, KVCache
 from jaxrl_llm.models.config import LayerKind, ModelConfig
 from jaxrl_llm.models.delta_net import DeltaNet, RecurrentState, init_state
-from jaxrl_llm.models.kernels import causal_attention, masked_attention
-from jaxrl_llm.models.layers import FeedForward, RMSNorm
+from jaxrl_llm.models.kernels import cached_attention, causal_attention
+from jaxrl_llm.models.layers import FeedForward, Linear, RMSNorm, few_rows
 from jaxrl_llm.models.moe import MoE
 from jaxrl_llm.ops.fp8 import Fp8Sites
 
@@ -82,8 +82,8 @@ class Block(nnx.Module):
             mixed, cached = self.delta_net(normed, layout.starts, layout.real, cached, fp8)
         else:
             q, k, v = self.attention.project(normed, layout.rope, fp8)
-            cached = KeyValue(caches.write(cached.keys, k, slots), caches.write(cached.values, v, slots))
-            attended = masked_attention(q, cached.keys, cached.values, layout.attended)
+            cached = cached.append(k, v, slots)
+            attended = cached_attention(q, cached.keys, cached.values, layout.attended)
             mixed = self.attention.finish(normed, attended, fp8)
         x, experts = self._feed_forward(x + mixed, None, fp8)
         return x, cached, experts
@@ -229,10 +229,11 @@ class Decoder(nnx.Module):
         mask = valid[:, None, :] & (jnp.arange(cache.length) <= own[:, :, None])
         layout = Layout(rope_angles(positions, c), mask, token_mask & (positions == 0), token_mask)
         graphdefs, stacks = zip(*map(nnx.split, _period(self.layers, c.period)), strict=True)
-        layers = _unstack(stacks) if layers is None else layers
+        ready, layers = layers is not None, _unstack(stacks) if layers is None else layers
         x, parts, chosen = self._embed(tokens), [], []
         for i, params in enumerate(layers):
             block = nnx.merge(graphdefs[i % c.period], params)
+            block.set_attributes(Linear, transposed=ready)
             x, part, experts = block.decode(x, layout, cache.layers[i], slots, fp8)
             parts.append(part)
             chosen += [] if experts is None else [experts]
@@ -248,6 +249,8 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: chex.Array) -> jax.Array:
         """float32 [..., V]."""
+        if self.head is None and hidden.ndim == 2:
+            return few_rows(hidden, self.embedding[...].astype(self.config.dtype), jnp.float32)
         return jnp.matmul(hidden, self.unembedding(), preferred_element_type=jnp.float32)
 
     def _embed(self, tokens: chex.Array) -> jax.Array:
@@ -255,10 +258,22 @@ class Decoder(nnx.Module):
 
 
 def unstack_layers(params: nnx.State) -> tuple[Any, ...]:
-    """The stacked layers of a decoder's parameters as a tuple of per-layer trees, for `Decoder.decode`."""
+    """The stacked layers of a decoder's parameters as a tuple of per-layer trees, for `Decoder.decode`.
+
+    The matrices of `Linear` are transposed, as decoding wants them; see `is_matrix`.
+    """
     layers = params["layers"]
     period = len(layers) if "block0" in layers else 1
-    return _unstack(_period(layers, period))
+
+    def turned(path, leaf):
+        return leaf.T if is_matrix(path, leaf) else leaf
+
+    return jax.tree_util.tree_map_with_path(turned, _unstack(_period(layers, period)))
+
+
+def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
+    """Whether a parameter of one layer (or its shape) is the matrix of a `Linear`; those of experts have a dimension more."""
+    return jax.tree_util.DictKey("kernel") in path and leaf.ndim == 2
 
 
 def _period(layers: Any, period: int) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ Kernel = Literal["auto", "xla", "splash", "cudnn"]
 BLOCK = 1024  # queries of one block of `xla`
 SHORTEST = 512  # below, padding to a kernel's block costs more than it saves
 LANES = 128  # splash attention's blocks are multiples of it
+NEVER = -0.5 * float(jnp.finfo(jnp.float32).max)  # score of what is masked; finite, for rows that see nothing
 ROWS, HEADS = ("data", "fsdp"), "tensor"  # mesh axes that divide rows and heads
 
 
@@ -37,6 +38,18 @@ def masked_attention(q: chex.Array, k: chex.Array, v: chex.Array, mask: chex.Arr
       [B, Q, heads, head_dim].
     """
     return _in_blocks(q, k, v, (mask,), lambda mask: mask, block)
+
+
+def cached_attention(q: chex.Array, keys: chex.Array, values: chex.Array, mask: chex.Array) -> jax.Array:
+    """`masked_attention` over keys [B, kv_heads, head_dim, S] and values [B, kv_heads, S, head_dim] as a cache holds them."""
+    if q.shape[1] > 1:
+        return masked_attention(q, jnp.moveaxis(keys, 3, 1), jnp.swapaxes(values, 1, 2), mask)
+    # A single query multiplies the cache as it lies, all heads of a group at once.
+    grouped = q.reshape(q.shape[0], keys.shape[1], -1, q.shape[-1])
+    scores = jnp.einsum("bkgh,bkhs->bkgs", grouped, keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None], scores / math.sqrt(q.shape[-1]), NEVER)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    return jnp.einsum("bkgs,bksh->bkgh", weights, values).reshape(q.shape)
 
 
 def causal_attention(

@@ -1,6 +1,7 @@
 """The small layers that every block is made of: norm, linear map, gated feed-forward."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,17 +26,32 @@ class RMSNorm(nnx.Module):
         return (wide * (self.scale[...].astype(jnp.float32) + self.zero_centred)).astype(x.dtype)
 
 
+def few_rows(x: jax.Array, matrix: jax.Array, dtype: Any = None) -> jax.Array:
+    """x @ matrix.T, [R, out] from x [R, in] and matrix [out, in], for as few rows as decoding has; `dtype` of the result.
+
+    The matrix stands on the left: on CPU, XLA packs what stands on the right anew at every product, which is as much work
+    as the product with few rows. The barrier keeps it from turning the product round again.
+    """
+    return jax.lax.optimization_barrier(jnp.matmul(matrix, x.T, preferred_element_type=dtype)).T
+
+
 class Linear(nnx.Module):
-    """`x @ kernel (+ bias)`, kernel [in, out]; the input is rounded to FP8 where activations are emulated."""
+    """`x @ kernel (+ bias)`, kernel [in, out]; the input is rounded to FP8 where activations are emulated.
+
+    Attributes:
+      transposed: the kernel lies as [out, in], for decoding.
+    """
 
     def __init__(self, size_in: int, size_out: int, config: ModelConfig, *, bias: bool = False, rngs: nnx.Rngs):
         scale = 1 / math.sqrt(size_in)
         self.kernel = nnx.Param(scale * jax.random.normal(rngs.params(), (size_in, size_out), config.param_dtype))
         self.bias = nnx.Param(jnp.zeros(size_out, config.param_dtype)) if bias else None
+        self.transposed = False
 
     def __call__(self, x: jax.Array, fp8: Fp8Sites) -> jax.Array:
         # Two dimensions: on CPU, XLA's weight gradient of a product with more is twice as slow.
-        y = fake_quant(x, fp8.activations).reshape(-1, x.shape[-1]) @ self.kernel[...].astype(x.dtype)
+        flat, kernel = fake_quant(x, fp8.activations).reshape(-1, x.shape[-1]), self.kernel[...].astype(x.dtype)
+        y = few_rows(flat, kernel) if self.transposed else flat @ kernel
         y = y if self.bias is None else y + self.bias[...].astype(x.dtype)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 

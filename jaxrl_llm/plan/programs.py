@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import schema
 from jaxrl_llm.models import presets
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.decoder import Decoder
+from jaxrl_llm.models.decoder import Decoder, is_matrix
 from jaxrl_llm.plan import hlo
 from jaxrl_llm.rollout import placement
 from jaxrl_llm.rollout import slots as sampling
@@ -118,7 +118,7 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), placement.specs(slots, mesh))
     slots = sharding.placed(slots, places)
     loaded = jax.eval_shape(functools.partial(sampling.load, fp8=r.fp8.sites), params)
-    loaded = sharding.placed(loaded, sharding.shardings(loaded, mesh))
+    loaded = loaded.replace(layers=_placed_layers(loaded.layers, mesh), params=params)
     copied: list[Any] = [loaded.layers]
     if r.gather_params:
         loaded = sharding.placed(loaded, placement.gathered_places(loaded))
@@ -137,6 +137,20 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
         "KV cache": _bytes_per_device(slots.cache),
     }
     return _program("decoding step", lowered, resident, decoding_flops(model, rows, length) / mesh.size)
+
+
+def _placed_layers(layers: Any, mesh: Mesh) -> Any:
+    """The sampler's layers divided as the parameters that they come from, of which its matrices are transposes."""
+
+    def turn(path, x):
+        return jax.ShapeDtypeStruct(x.shape[::-1], x.dtype) if is_matrix(path, x) else x
+
+    def turn_back(path, x, place):
+        spec = (*place.spec, *(None,) * (x.ndim - len(place.spec)))
+        return NamedSharding(mesh, PartitionSpec(*spec[::-1])) if is_matrix(path, x) else place
+
+    places = sharding.shardings(jax.tree_util.tree_map_with_path(turn, layers), mesh)
+    return sharding.placed(layers, jax.tree_util.tree_map_with_path(turn_back, layers, places))
 
 
 def decoding_flops(model: ModelConfig, rows: int, length: int) -> float:

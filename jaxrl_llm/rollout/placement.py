@@ -64,7 +64,7 @@ def specs(tree: Any, mesh: Any) -> Any:
 
     def one(x):
         if isinstance(x, KeyValue):
-            return KeyValue(*[P(_even(x.keys.shape[0], mesh, ROWS), None, _even(x.keys.shape[2], mesh, TENSOR))] * 2)
+            return KeyValue(*[P(_even(x.keys.shape[0], mesh, ROWS), _even(x.keys.shape[1], mesh, TENSOR))] * 2)
         return P(_even(x.shape[0], mesh, ROWS)) if x.ndim else P()
 
     return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, KeyValue))

@@ -142,8 +142,12 @@ class _Work:
     def __init__(self, sampler: Sampler, loaded: Loaded, tokens, mask, key, seeds, limits, group_size: int):
         config = self.config = sampler.config
         self.graphdef, self.model = sampler.graphdef, sampler.model
-        # What no program depends on is taken out, so that samplers which differ in it share theirs.
-        self.compiled = dataclasses.replace(config, slots=0, first_chunk=1, max_response_length=1, gather_params=True)
+        # What no program depends on is taken out, so that samplers which differ in it share theirs; weights are rounded
+        # before they come to one.
+        sites = dataclasses.replace(config.fp8, weights="off", weight_scale="channel")
+        self.compiled = dataclasses.replace(
+            config, slots=0, first_chunk=1, max_response_length=1, gather_params=True, fp8=sites
+        )
         self.loaded, shards = loaded, placement.shards(placement.mesh_of(loaded))
         self.prompts, self.prompt_mask, self.key, self.group_size = tokens, mask, key, group_size
         self.seeds, self.limits = seeds, limits
@@ -308,7 +312,7 @@ class _Work:
         # The last block repeats a prompt, so that its shape is that of the others.
         missing = self.block_size - len(tokens)
         tokens, mask = (np.pad(x, [(0, missing), (0, 0)], mode="edge") for x in (tokens, mask))
-        config, self.block_start = self.config, prompt
+        config, self.block_start = self.compiled, prompt
         self.block = programs.prefill(
             self.graphdef, self.model, config.fp8, self.loaded, tokens, mask, config.capture_routing
         )

@@ -9,7 +9,6 @@ own (`placement`).
 
 import dataclasses
 import functools
-import operator
 from typing import Any
 
 import flax.struct
@@ -22,7 +21,6 @@ from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.cache import KVCache
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import unstack_layers
-from jaxrl_llm.models.delta_net import RecurrentState
 from jaxrl_llm.ops.fp8 import Fp8Sites
 from jaxrl_llm.rollout import placement
 from jaxrl_llm.rollout.choice import Choice, behavior_distribution, draw, entropy
@@ -198,20 +196,16 @@ def insert(
     width = prompts.cache.length
     start = slots.column - width
 
-    def place(buffer, new):
-        if isinstance(buffer, RecurrentState):  # of a row as a whole, without slots
-            return jax.tree.map(
-                lambda old, x: jnp.where(fresh.reshape(-1, *[1] * (x.ndim - 1)), x[take], old), buffer, new
-            )
-        old = jax.lax.dynamic_slice_in_dim(buffer, start, width, axis=1)
+    def place(axis, buffer, new):
+        old = buffer if axis is None else jax.lax.dynamic_slice_in_dim(buffer, start, width, axis)
         mixed = jnp.where(fresh.reshape(-1, *[1] * (buffer.ndim - 1)), new[take], old)
-        return jax.lax.dynamic_update_slice_in_dim(buffer, mixed, start, axis=1)
+        return mixed if axis is None else jax.lax.dynamic_update_slice_in_dim(buffer, mixed, start, axis)
 
     cleared = slots.cache.replace(valid=slots.cache.valid & ~fresh[:, None])
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, seeds)
     slots = slots.replace(
         hidden=jnp.where(fresh[:, None], prompts.hidden[take], slots.hidden),
-        cache=jax.tree.map(place, cleared, prompts.cache, is_leaf=_recurrent),
+        cache=caches.map_arrays(place, cleared, prompts.cache),
         keys=jnp.where(fresh, keys, slots.keys),
         prompt_lengths=jnp.where(fresh, prompts.lengths[take], slots.prompt_lengths),
         steps=jnp.where(fresh, 0, slots.steps),
@@ -226,19 +220,18 @@ def arrange(slots: Slots, rows: jax.Array, column: jax.Array, length: int) -> Sl
     """Keeps `rows` int32 [R'] and moves every row's newest column to just before `column`, in `length` slots."""
     shift = slots.column - column
 
-    def move(x):
-        if isinstance(x, RecurrentState):
-            return jax.tree.map(operator.itemgetter(rows), x)
+    def move(axis, x):
         x = x[rows]
+        if axis is None:
+            return x
         # Columns before the first and behind the last are empty; what is pushed out belongs to no sequence.
-        pad = [(0, 0)] * x.ndim
-        pad[1] = (length, length)
-        return jax.lax.dynamic_slice_in_dim(jnp.pad(x, pad), length + shift, length, axis=1)
+        pad = [(length, length) if i == axis else (0, 0) for i in range(x.ndim)]
+        return jax.lax.dynamic_slice_in_dim(jnp.pad(x, pad), length + shift, length, axis)
 
     per_row = {
         name: getattr(slots, name)[rows] for name in ("hidden", "keys", "prompt_lengths", "steps", "limits", "done")
     }
-    cache = jax.tree.map(move, slots.cache, is_leaf=_recurrent)
+    cache = caches.map_arrays(move, slots.cache)
     return placement.divide(slots.replace(cache=cache, column=column, **per_row))
 
 
@@ -335,7 +328,3 @@ def _routing_buffer(cache: KVCache, width: int) -> jax.Array | None:
         return None
     rows, _, *shape = cache.routed_experts.shape
     return jnp.zeros((rows, width, *shape), jnp.int32)
-
-
-def _recurrent(x: Any) -> bool:
-    return isinstance(x, RecurrentState)

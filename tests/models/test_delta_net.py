@@ -237,7 +237,7 @@ def test_a_repeated_and_grown_cache_keeps_its_recurrent_states(model):
     state, attention = cache.layers
     assert state.memory.shape == (6, 4, 6, 5)
     assert state.memory[:, 0, 0, 0].tolist() == [0, 0, 0, 1, 1, 1]
-    assert attention.keys.shape == (6, 7, 2, 8)
+    assert attention.keys.shape == (6, 2, 8, 7)
 
 
 def test_sequences_of_a_packed_row_equal_the_same_sequences_alone(hidden):

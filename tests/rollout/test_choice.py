@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jaxrl_llm.ops import top_k as selection
 from jaxrl_llm.rollout import choice as choices
 from jaxrl_llm.rollout.choice import Choice, behavior_distribution, draw
 
@@ -58,7 +59,28 @@ def test_a_flat_nucleus_beyond_the_prefilter_is_still_exact():
     assert abs(int(jnp.sum(jnp.isfinite(got.logprobs[0]))) - np.sum(probs > 0)) <= 1
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_p": 0.8}, {"top_k": 4}, {"fp8": "e4m3"}], ids=str)
+@pytest.mark.parametrize("scales", [(0.0, 0.0), (6.0, 6.0), (6.0, 0.01)], ids=["flat", "peaked", "one of each"])
+def test_a_nucleus_in_a_large_vocabulary_is_that_of_a_full_sort(scales):
+    # A peaked row's nucleus lies within the prefilter; a flat one's does not, and is looked for everywhere.
+    size = selection.SMALL + 77
+    noise = np.random.default_rng(2).normal(size=(2, size))
+    # Even steps keep tokens of the flat rows apart where float32 rounds.
+    logits = np.float32(np.array(scales)[:, None] * noise + np.linspace(0, 1, size))
+    got = jax.jit(behavior_distribution, static_argnums=(1, 2))(logits, Choice(top_p=0.9), 5)
+    for row, scale in enumerate(scales):
+        probs, mass = reference(logits[row], top_p=0.9)
+        kept = np.isfinite(got.logprobs[row])
+        assert (kept.sum() > choices.PREFILTER) == (scale < 1)
+        # The sums of thousands of float32 numbers may let the last token of the nucleus fall either way.
+        assert np.sum(kept != (probs > 0)) <= 3
+        np.testing.assert_allclose(np.exp(got.log_kept_mass[row]), mass, atol=5e-4)
+        np.testing.assert_allclose(np.exp(got.logprobs[row]), np.where(kept, probs, 0), atol=2e-5)
+        np.testing.assert_array_equal(got.topk.ids[row], np.argsort(-logits[row], kind="stable")[:5])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.7, "top_p": 0.8}, {"top_k": 4}, {"min_p": 0.2}, {"fp8": "e4m3"}], ids=str
+)
 def test_drawn_frequencies_match_the_recorded_probabilities(options):
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(1, 9)) * 1.5, jnp.float32)
     distribution = behavior_distribution(logits, Choice(**options))
