@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from jaxrl_llm import schema
+from jaxrl_llm.models import presets
 from jaxrl_llm.plan import programs
 from jaxrl_llm.training import config_files
 from jaxrl_llm.training.checkpoint import config_difference
@@ -24,7 +25,7 @@ def test_a_run_is_checked_with_its_model_and_named_after_its_file(path):
     run = read(path)
     if path.stem not in ("tiny_rlhf", "hh_rlhf"):  # what arms share is one of them
         assert run.run_dir == f"runs/{path.stem}"
-    if run.model.source and path.stem != "smollm2_arith":
+    if run.model.source in presets.PRESETS:
         check_model(run, programs.model_config(run))
     assert f"configs/{path.name}" in config_files.load(path).__doc__
 
