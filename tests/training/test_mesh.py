@@ -141,11 +141,11 @@ def test_each_device_decodes_rows_and_heads_of_its_own():
             program = slots.decode.lower(graphdef, SAMPLING, loaded, rows, np.int32(8), np.int32(16), 8).compile()
         costs = hlo.costs(program.as_text())
         flops[devices] = costs.flops
-    assert rows.cache.layers[0].keys.sharding.shard_shape((16, 12, 4, 8)) == (4, 12, 2, 8)
+    assert rows.cache.layers[0].keys.sharding.shard_shape((16, 4, 8, 12)) == (4, 2, 8, 12)
     assert rows.done.sharding.shard_shape((16,)) == (4,)
     assert flops[8] == flops[1] / 8
     kernel = loaded.layers[0]["feed_forward"]["up"]["kernel"]
-    assert kernel.sharding.shard_shape(kernel.shape) == (32, 24)  # whole along fsdp, halved along tensor
+    assert kernel.sharding.shard_shape(kernel.shape) == (24, 32)  # whole along fsdp, halved along tensor; transposed
     # No parameter is sent while decoding, and no logits but to the device that draws: less than a layer's smallest matrix.
     assert sum(costs.collective_bytes.values()) < 4 * 32 * 32
     assert costs.collective_bytes["all-to-all"] == 4 * 4 * 24 / 4  # half of the 4 x 12 logits of two
@@ -157,12 +157,12 @@ def test_without_gathering_the_parameters_stay_divided_as_in_training():
     placed = sharding.put(params, sharding.shardings(params, mesh))
     loaded = Sampler(graphdef, config, dataclasses.replace(SAMPLING, gather_params=False)).load(placed)
     kernel = loaded.layers[0]["feed_forward"]["up"]["kernel"]
-    assert not loaded.gathered and kernel.sharding.shard_shape(kernel.shape) == (4, 48)
+    assert not loaded.gathered and kernel.sharding.shard_shape(kernel.shape) == (48, 4)
     gathered = placement.gather(loaded)
     assert gathered.layers[0]["feed_forward"]["up"]["kernel"].sharding.is_fully_replicated
     stack = gathered.params["layers"]["feed_forward"]["up"]["kernel"][...]
     assert stack.sharding.shard_shape(stack.shape) == (2, 4, 48)  # decoding does not read it
-    np.testing.assert_array_equal(np.asarray(gathered.layers[1]["feed_forward"]["up"]["kernel"]), jnp.asarray(stack)[1])
+    np.testing.assert_array_equal(np.asarray(gathered.layers[1]["feed_forward"]["up"]["kernel"]).T, jnp.asarray(stack)[1])
 
 
 @pytest.mark.parametrize(("rows", "heads", "spec"), [(16, 4, (8, 2)), (5, 4, (5, 2)), (16, 3, (8, 3))])
@@ -173,4 +173,4 @@ def test_rows_and_heads_that_do_not_divide_stay_whole(rows, heads, spec):
         shapes = jax.eval_shape(functools.partial(slots.empty, config, rows, 4, 4))
     keys = placement.specs(shapes, mesh).cache.layers[0].keys
     shard = jax.sharding.NamedSharding(mesh, keys).shard_shape(shapes.cache.layers[0].keys.shape)
-    assert (shard[0], shard[2]) == spec
+    assert (shard[0], shard[1]) == spec
