@@ -25,6 +25,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.models import hf, hf_config
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
+from jaxrl_llm.models.layers import few_rows
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler
 from jaxrl_llm.rollout.slots import SamplingConfig
@@ -244,10 +245,10 @@ def roofline(it: Subject, seconds: float, repetitions: int, peak: float, bandwid
     traffic = 4 * (weights + 2 * rows * context * kv_heads)
     ideal, bound = max((work / peak, "arithmetic"), (traffic / bandwidth, "memory"))
 
-    unembedding = it.params["embedding"][...].T
-    matrices = [layer for kernel in kernels for layer in kernel] + [unembedding]
-    inputs = [jnp.ones((rows, matrix.shape[0])) for matrix in matrices]
-    products = jax.jit(lambda inputs, matrices: [x @ w for x, w in zip(inputs, matrices, strict=True)])
+    # As decoding multiplies them; where the unembedding is a matrix of its own, it is as large.
+    matrices = [layer.T for kernel in kernels for layer in kernel] + [it.params["embedding"][...]]
+    inputs = [jnp.ones((rows, matrix.shape[1])) for matrix in matrices]
+    products = jax.jit(lambda inputs, matrices: [few_rows(x, w) for x, w in zip(inputs, matrices, strict=True)])
     alone = timing.spread(timing.take_turns([lambda: products(inputs, matrices)], max(5, repetitions))[0])[0]
     step = seconds / new
     print(
