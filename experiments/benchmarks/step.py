@@ -4,6 +4,12 @@ Both compute in float32: forward, log-probs of the response tokens, clipped rati
 AdamW. Ours is the step that `training.loop` runs; theirs is written out below as plainly as it gets, with what is known to
 be fast (unembedding of response tokens alone, fused AdamW). The model's own FLOPs, those of the tokens that are there, are set
 against a product of large matrices that takes its turns in the same run.
+
+    python experiments/benchmark.py --part=step                                         # SmolLM2-135M, minutes to compile
+    python experiments/benchmark.py --part=step --remat=full --micro_batches=2
+    python experiments/benchmark.py --part=step --step_model=qwen3 --sequences=8 --prompt=24 --response=40
+
+What else runs on the machine falsifies all of it, torch's times most, whose threads wait by spinning.
 """
 
 import dataclasses

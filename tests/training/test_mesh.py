@@ -162,7 +162,9 @@ def test_without_gathering_the_parameters_stay_divided_as_in_training():
     assert gathered.layers[0]["feed_forward"]["up"]["kernel"].sharding.is_fully_replicated
     stack = gathered.params["layers"]["feed_forward"]["up"]["kernel"][...]
     assert stack.sharding.shard_shape(stack.shape) == (2, 4, 48)  # decoding does not read it
-    np.testing.assert_array_equal(np.asarray(gathered.layers[1]["feed_forward"]["up"]["kernel"]).T, jnp.asarray(stack)[1])
+    np.testing.assert_array_equal(
+        np.asarray(gathered.layers[1]["feed_forward"]["up"]["kernel"]).T, jnp.asarray(stack)[1]
+    )
 
 
 @pytest.mark.parametrize(("rows", "heads", "spec"), [(16, 4, (8, 2)), (5, 4, (5, 2)), (16, 3, (8, 3))])
