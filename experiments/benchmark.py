@@ -4,10 +4,12 @@
     python experiments/benchmark.py --part=token_stats --tokens=1024 --vocab=16384
     python experiments/benchmark.py --part=grading --cases=200
     python experiments/benchmark.py --part=sampler --models=qwen3 --tunix_python=/path/to/its/environment/bin/python
+    python experiments/benchmark.py --part=step --step_model=qwen3 --sequences=8 --prompt=24 --response=40
 
 divergence: D and D_dot from gathered log-probs, as a share of the log-prob computation over the vocabulary itself.
 token_stats: log-probs with both gradients, in tiles, against the program that holds [tokens, vocabulary]: time at the
 given size, temporary memory of the compiled programs at 8,192 tokens x 151,936 entries.
+step: a GRPO step beside transformers with torch, packed and not, as a share of the machine's ceiling; see benchmarks/step.py.
 grading: completions that the graders' pool judges in a second, with one worker and several: plain numbers, formulas that
 are compared exactly, and functions, which need SymPy.
 sampler: tokens per second beside transformers' and tunix's samplers, of continuous beside static batches, and the share of
@@ -19,14 +21,16 @@ import functools
 import jax
 import jax.numpy as jnp
 from absl import flags
-from benchmarks import sampler, timing
+from benchmarks import sampler, step, timing
 
 from jaxrl_llm.objectives import divergence as dv
 from jaxrl_llm.ops.token_stats import token_stats
 from jaxrl_llm.tasks.rewards.pool import GraderPool, PoolConfig
 from jaxrl_llm.training import command_line
 
-_PART = flags.DEFINE_enum("part", "divergence", ["divergence", "token_stats", "grading", "sampler"], "What to measure.")
+_PART = flags.DEFINE_enum(
+    "part", "divergence", ["divergence", "token_stats", "grading", "sampler", "step"], "What to measure."
+)
 _TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens (B x T).")
 _VOCAB = flags.DEFINE_integer("vocab", 151_936, "Vocabulary.")
 _WIDTH = flags.DEFINE_integer("width", 1024, "Width of the hidden states (token_stats).")
@@ -136,6 +140,7 @@ def main():
         "token_stats": token_statistics,
         "grading": grading,
         "sampler": lambda: sampler.measure(_REPETITIONS.value, _TOP_K.value),
+        "step": lambda: step.measure(_REPETITIONS.value),
     }
     parts[_PART.value]()
 

@@ -63,13 +63,14 @@ def plan(lengths: Lengths, shards: int, parts: int, *, reorder: bool = True) -> 
       An order of the rows, int [B], and the packing of the batch in that order; None where it would save nothing.
     """
     order, best = np.arange(len(lengths.tokens)), None
+    least = len(order) * lengths.width
     block = len(order) // shards
     for count in (n for n in range(1, parts + 1) if block % n == 0):
         candidate = deal(lengths, shards, count) if reorder else np.arange(len(order))
         packing = _lowest(lengths.take(candidate), shards, count, block // parts)
-        if packing is not None and (best is None or packing.slots < best.slots):
-            order, best = candidate, packing
-    return order, best if best is not None and best.slots < len(order) * lengths.width else None
+        if packing is not None and packing.slots < least:
+            order, best, least = candidate, packing, packing.slots
+    return order, best
 
 
 def deal(lengths: Lengths, shards: int, parts: int) -> np.ndarray:
