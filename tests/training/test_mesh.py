@@ -42,12 +42,11 @@ PROMPTS = [[1, 5, 6, 7], [1, 4], [1, 9, 9, 9], [4, 4], [7, 8, 9], [3]]
 SAMPLING = SamplingConfig(max_response_length=8, stop_ids=(2, 5, 11), capture_top_k=3, first_chunk=8, slots=16)
 
 
-def cases(quick):
-    """(name of the model, sizes of the mesh) by name, all but `quick` of them slow."""
-    marks = {name: [] if name in quick else [pytest.mark.slow] for name in MESHES}
-    return pytest.mark.parametrize(
-        ("name", "sizes"), [pytest.param(*MESHES[name], id=name, marks=marks[name]) for name in MESHES]
-    )
+# The quick one divides everything that there is to divide.
+cases = pytest.mark.parametrize(
+    ("name", "sizes"),
+    [pytest.param(*MESHES[m], id=m, marks=[] if m == "experts" else [pytest.mark.slow]) for m in MESHES],
+)
 
 
 def one_device():
@@ -103,7 +102,7 @@ learn_alone = functools.cache(lambda name: learn(name, one_device()))
 sample_alone = functools.cache(lambda name: sample(name, one_device()))
 
 
-@cases(quick={"experts"})
+@cases
 def test_a_step_is_that_of_one_device(name, sizes):
     values, arrays = learn(name, sharding.create_mesh(MeshConfig(**sizes)))
     expected, wanted = learn_alone(name)
@@ -117,7 +116,7 @@ def test_a_step_is_that_of_one_device(name, sizes):
         np.testing.assert_allclose(arrays[key], value, atol=2e-5 * scale, rtol=1e-5, err_msg=key)
 
 
-@cases(quick={"2x2x2", "experts"})
+@cases
 def test_the_sampler_draws_the_tokens_of_one_device(name, sizes):
     ours, alone = sample(name, sharding.create_mesh(MeshConfig(**sizes))), sample_alone(name)
     lengths = alone.response_mask.sum(axis=1)
