@@ -15,5 +15,6 @@ def get_config():
     config = config_files.beside(__file__, "qwen3_4b_dapo.py").get_config("Qwen/Qwen3.5-35B-A3B")
     config.run_dir = "runs/qwen3_5_35b_a3b_dapo"
     config.rollout.routing_replay = True
+    config.rollout.gather_params = False  # a copy on every chip would not fit
     config.training.micro_batches = 2
     return config

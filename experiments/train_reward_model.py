@@ -13,11 +13,13 @@ from jaxrl_llm.training import command_line, reward_model
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file under configs/reward_models/.", lock_config=True)
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a run that is already in the run directory.")
+_PROCESSES = command_line.process_flags()
 
 
 def main():
-    run = schema.read(reward_model.RewardModelConfig, _CONFIG.value.to_dict(), "config")
-    reward_model.train(run, overwrite=_OVERWRITE.value)
+    with _PROCESSES():
+        run = schema.read(reward_model.RewardModelConfig, _CONFIG.value.to_dict(), "config")
+        reward_model.train(run, overwrite=_OVERWRITE.value)
 
 
 if __name__ == "__main__":

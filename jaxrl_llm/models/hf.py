@@ -24,6 +24,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from rich.progress import track
 
+from jaxrl_llm import processes
 from jaxrl_llm.models import hf_config, names
 from jaxrl_llm.models.config import RUNTIME, ModelConfig
 from jaxrl_llm.models.decoder import Decoder
@@ -350,6 +351,6 @@ def _take(array: jax.Array, index: np.ndarray) -> jax.Array:
 
 
 def _gather(config: ModelConfig, tensor: names.Tensor, flat: dict, dtype: str) -> np.ndarray:
-    parts = [jax.device_get(_take(flat[path], np.array(tensor.index, np.int32))) for path in tensor.paths]
+    parts = [processes.fetch(_take(flat[path], np.array(tensor.index, np.int32))) for path in tensor.paths]
     joined = np.asarray(tensor.rule.join(config, *parts)).astype(jnp.dtype(dtype))
     return np.ascontiguousarray(joined)

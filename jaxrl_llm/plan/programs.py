@@ -102,7 +102,8 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     """
     model, r = model_config(run), run.rollout
     graphdef, params = _abstract_model(model, mesh)
-    rows = min(r.slots or run.sequences, run.sequences)
+    shards = sharding.data_shards(mesh)
+    rows = -(-min(r.slots or run.sequences, run.sequences) // shards) * shards
     config = SamplingConfig(
         max_response_length=r.max_response_length,
         stop_ids=(0,),
@@ -115,7 +116,7 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     slots = jax.eval_shape(
         functools.partial(sampling.empty, model, rows, length, r.max_prompt_length, r.routing_replay)
     )
-    places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), placement.specs(slots, mesh))
+    places = placement.places(slots, mesh)
     slots = sharding.placed(slots, places)
     loaded = jax.eval_shape(functools.partial(sampling.load, fp8=r.fp8.sites), params)
     loaded = loaded.replace(layers=_placed_layers(loaded.layers, mesh), params=params)

@@ -70,6 +70,11 @@ def specs(tree: Any, mesh: Any) -> Any:
     return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, KeyValue))
 
 
+def places(tree: Any, mesh: Mesh) -> Any:
+    """`specs` on `mesh`, as a tree of `NamedSharding`."""
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(tree, mesh))
+
+
 def divide(tree: Any) -> Any:
     """Inside a program: the same arrays, divided as `specs` says."""
     mesh = _mesh()

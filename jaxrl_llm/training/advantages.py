@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm import objectives
 from jaxrl_llm.training import reference
@@ -26,7 +27,7 @@ def assess(
       critic: where the estimator is GAE.
       kl_scale: factor on the KL's coefficients in reward and loss, see `reference.steer`.
     """
-    rewards = jnp.asarray(gathered.rewards, jnp.float32)
+    rewards = gathered.rewards.astype(np.float32)
     if run.kl.target:
         batch = batch.replace(kl_scale=jnp.full(len(rewards), kl_scale, jnp.float32))
     if run.kl.reward == 0:
@@ -38,7 +39,7 @@ def assess(
         rewards = jnp.sum(by_token, axis=1)
     if critic is not None:
         return critic.assess(state, batch, by_token, gathered.truncated)
-    groups = jnp.arange(len(rewards)) // run.rollout.group_size
+    groups = np.arange(len(rewards)) // run.rollout.group_size
     advantages = _of_sequences(run, rewards, groups)[:, None]
     return batch.replace(advantages=jnp.where(batch.response_mask, advantages, 0.0).astype(jnp.float32)), {}
 

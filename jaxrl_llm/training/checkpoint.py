@@ -21,9 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
+from jaxrl_llm import processes
 from jaxrl_llm.training.fingerprint import fingerprints
 from jaxrl_llm.training.paths import flatten
 
@@ -206,7 +208,19 @@ class Checkpoints:
             self._report(str(failure))  # the error under way matters more
 
     def _read(self, number: int, like: Any, partial: bool) -> Restored:
-        wanted = flatten(like)
+        wanted, note, flat, error = flatten(like), {}, {}, None
+        try:
+            note, flat = self._load(number, wanted, partial)
+        except Exception as caught:  # what one process cannot read, none may go on with
+            error = caught
+        processes.agree(error, f"reading checkpoint {number}")
+        for name, value in fingerprints(flat).items():
+            if value != note["fingerprints"][name]:
+                raise Damaged(f"the checksum of {name} differs from the one it was saved with")
+        state = jax.tree.unflatten(jax.tree.structure(like), [flat[name] for name in wanted])
+        return Restored(number, state, note["record"])
+
+    def _load(self, number: int, wanted: dict[str, Any], partial: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         note = self._manager.restore(number, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
         if note.pop("checksum", None) != _checksum(note):
             raise Damaged("its record is not the one that was saved")
@@ -217,12 +231,7 @@ class Checkpoints:
         abstract = jax.tree.map(_abstract, wanted)
         restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
         args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=partial)
-        flat = self._manager.restore(number, args=ocp.args.Composite(state=args))["state"]
-        for name, value in fingerprints(flat).items():
-            if value != note["fingerprints"][name]:
-                raise Damaged(f"the checksum of {name} differs from the one it was saved with")
-        state = jax.tree.unflatten(jax.tree.structure(like), [flat[name] for name in wanted])
-        return Restored(number, state, note["record"])
+        return note, self._manager.restore(number, args=ocp.args.Composite(state=args))["state"]
 
     def _set_aside(self, damaged: dict[int, str]) -> None:
         if jax.process_index() == 0:
@@ -230,6 +239,7 @@ class Checkpoints:
                 target = self.path / f"damaged-{number}"
                 shutil.rmtree(target, ignore_errors=True)
                 os.rename(self.path / str(number), target)
+        processes.gather(np.int32(0))  # nobody looks before the directory is in order
         self._manager.reload()
 
     def _failed(self, error: Exception) -> SaveError:

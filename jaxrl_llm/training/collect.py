@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm import processes
 from jaxrl_llm.rollout.sampler import Sampler
 from jaxrl_llm.tasks import Example, Task
 from jaxrl_llm.tasks.prompts import encode
@@ -114,19 +115,30 @@ def collect(
     rollout = sampler(params, prompts, key, group_size=group_size, seeds=seeds, policy_step=policy_step)
     repeated = [example for example in examples for _ in range(group_size)]
     completions = decode(rollout, tokenizer)
+    return Collected(rollout, repeated, completions, _rewards(task, rollout, repeated, completions, evaluation))
+
+
+def _rewards(
+    task: Task, rollout: Rollout, examples: Sequence[Example], completions: Sequence[str], evaluation: bool
+) -> np.ndarray:
+    """float64 [B]. Each process scores its part of the rows, and all get the same numbers, whatever a clock decided.
+
+    A judge (`with_judge`) may be a program on all devices, which all processes must run on all rows.
+    """
+    judged = getattr(task, "judge", None) is not None
+    part = slice(None) if judged else processes.part(len(completions))
     if evaluation:
-        scores = task.grade(repeated, completions)
+        scores = task.grade(examples[part], completions[part])
     else:
-        mask, reasons = jax.device_get((rollout.response_mask, rollout.finish_reason))
-        lengths, truncated = mask.sum(axis=1).tolist(), (reasons == FinishReason.LENGTH).tolist()
-        scores = task.score(repeated, completions, lengths, truncated)
+        lengths, truncated = rollout.response_mask.sum(axis=1), rollout.finish_reason == FinishReason.LENGTH
+        scores = task.score(examples[part], completions[part], lengths[part].tolist(), truncated[part].tolist())
     rewards = np.array([np.nan if score is None else score for score in scores], np.float64)
-    return Collected(rollout, repeated, completions, rewards)
+    return processes.gather(rewards)[0] if judged else processes.gather_parts(rewards, len(completions))
 
 
 def decode(rollout: Rollout, tokenizer: Any) -> list[str]:
     """Text of each response; the end token, part of the response for the loss, is not part of the text."""
-    tokens, mask, reasons = jax.device_get((rollout.response_tokens, rollout.response_mask, rollout.finish_reason))
+    tokens, mask, reasons = processes.fetch((rollout.response_tokens, rollout.response_mask, rollout.finish_reason))
     lengths = mask.sum(axis=1) - (reasons == FinishReason.STOP)
     return [tokenizer.decode(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=True)]
 
@@ -140,7 +152,7 @@ def concatenate(parts: Sequence[Collected]) -> Collected:
     """Several rollouts of one sampler as one, on the host; shorter prompts are padded to the longest's width."""
     if len(parts) == 1:
         return parts[0]
-    rollouts = jax.device_get([part.rollout for part in parts])
+    rollouts = processes.fetch([part.rollout for part in parts])
     width = max(rollout.prompt_tokens.shape[1] for rollout in rollouts)
     offsets = np.cumsum([0] + [int(rollout.group_ids[-1]) + 1 for rollout in rollouts])
     padded = [_pad_prompts(r, width, offset) for r, offset in zip(rollouts, offsets.tolist(), strict=False)]
@@ -164,7 +176,7 @@ def flat_groups(rewards: np.ndarray, group_size: int) -> np.ndarray:
 def rollout_metrics(collected: Collected) -> dict[str, float]:
     """What a rollout tells before any update: reward, lengths, truncation, groups without a signal, graders that failed."""
     rollout, rewards = collected.rollout, collected.rewards
-    mask, reasons, groups = jax.device_get((rollout.response_mask, rollout.finish_reason, rollout.group_ids))
+    mask, reasons, groups = processes.fetch((rollout.response_mask, rollout.finish_reason, rollout.group_ids))
     lengths = mask.sum(axis=1)
     scored = ~np.isnan(rewards)
     flat = flat_groups(rewards, len(rewards) // len(np.unique(groups)))

@@ -1,12 +1,16 @@
 """How experiment scripts start: absl's, but what the user mistyped is one line, not a traceback."""
 
+import contextlib
 import errno
 import sys
 from collections.abc import Callable, Sequence
 
-from absl import app, logging
+from absl import app, flags, logging
 
+from jaxrl_llm.training import distributed
 from jaxrl_llm.training.checkpoint import SaveError
+
+EXPECTED = (ValueError, SaveError)  # what the user must mend
 
 
 def run(main: Callable[[], None]) -> None:
@@ -32,7 +36,7 @@ def run(main: Callable[[], None]) -> None:
         logging.set_verbosity(logging.WARNING)  # orbax tells every step of every save
         try:
             main()
-        except (ValueError, SaveError) as error:
+        except EXPECTED as error:
             sys.exit(f"error: {error}")
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -40,3 +44,14 @@ def run(main: Callable[[], None]) -> None:
             sys.exit(f"error: {error}")
 
     app.run(guarded, flags_parser=parse)
+
+
+def process_flags() -> Callable[[], contextlib.AbstractContextManager]:
+    """Defines the flags of a script that may run in several processes; returns the session that they ask for."""
+    coordinator = flags.DEFINE_string("coordinator", None, "Of a run in several processes: host:port of process 0.")
+    count = flags.DEFINE_integer("num_processes", None, "Their number.", lower_bound=1)
+    index = flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.", lower_bound=0)
+    detect = flags.DEFINE_bool(
+        "distributed", False, "Ask the cluster (TPU pod, Slurm, Open MPI) for what is not given."
+    )
+    return lambda: distributed.session(coordinator.value, count.value, index.value, detect.value, EXPECTED)

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from jaxrl_llm import objectives
+from jaxrl_llm import objectives, processes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import ScalarHead, ScalarModel
 from jaxrl_llm.training import batch as batches
@@ -139,7 +139,7 @@ class Critic:
         batch, metrics = targets(
             batch, values, rewards, truncated, self.config.gamma, self.config.lam, self.config.whiten
         )
-        return batch, {name: float(value) for name, value in jax.device_get(metrics).items()}
+        return batch, {name: float(value) for name, value in processes.fetch(metrics).items()}
 
 
 def create(run: configs.RunConfig, model: ModelConfig, policy: nnx.GraphDef) -> Critic | None:

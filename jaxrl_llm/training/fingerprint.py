@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm import processes
+
 WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 
 
@@ -25,7 +27,7 @@ def fingerprints(arrays: dict[str, jax.Array]) -> dict[str, int]:
     Returns:
       name -> integer below 2^32.
     """
-    return {name: int(value) for name, value in jax.device_get(_fingerprints(arrays)).items()}
+    return {name: int(value) for name, value in processes.fetch(_fingerprints(arrays)).items()}
 
 
 @jax.jit

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from jaxrl_llm import objectives, schema, tasks
+from jaxrl_llm import objectives, processes, schema, tasks
 from jaxrl_llm.analysis import plots
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
@@ -116,7 +116,7 @@ def train(
                 console.print("the run directory holds no checkpoint yet: starting from the beginning")
             first, record = 0, {"position": 0, "beyond": {}, "kl_scale": 1.0}
             params = _warm_start(run, task, policy, mesh, console, stop)
-            if stop.requested:
+            if stop.agreed():
                 console.print(f"{stop.name}: stopped before RL began; there is nothing to save yet")
                 return None
             state = trainer.init(params, mesh)
@@ -182,7 +182,7 @@ def train(
                         row["kl/reference"], row["kl/scale"] = kl, record["kl_scale"]
                         record["kl_scale"] = reference.steer(record["kl_scale"], kl, run.kl.target, run.kl.rate)
                     row["optimizer/steps"] = rollout * len(updates)
-                    row["optimizer/skipped_total"] = int(state.skipped)
+                    row["optimizer/skipped_total"] = int(processes.fetch(state.skipped))
                     row["time/rollout_s"], row["time/update_s"] = sampled - clock, done - sampled
                     row["time/tokens_per_s"] = tokens / (time.monotonic() - clock)
 
@@ -200,7 +200,8 @@ def train(
                             run_dir.samples, f"rollout-{rollout:05d}", f"After rollout {rollout}", evaluated.collected
                         )
                     metrics.write(rollout, row)
-                    ending = last or stop.requested or bool(collapse)
+                    stopped = stop.agreed()
+                    ending = last or stopped or bool(collapse)
                     if ending or improved or rollout % run.checkpoint.every == 0:
                         whole = state.replace(behavior_params=source.lagging)
                         checkpoints.save(rollout, whole, record, evaluated.accuracy if evaluated else None)
@@ -208,7 +209,7 @@ def train(
                     bar.update(rollout, live)
                     if ending and not last:
                         checkpoints.wait()
-                        why = f"{stop.name}:" if stop.requested else f"stopped early, {collapse}:"
+                        why = f"{stop.name}:" if stopped else f"stopped early, {collapse}:"
                         console.print(f"{why} saved after rollout {rollout}; go on with --resume")
                         return None
 
@@ -217,7 +218,9 @@ def train(
     if after is None:  # resumed after its end
         after = evaluator(state.params, jax.random.fold_in(jax.random.fold_in(key, EVALUATION), first))
     after_path = samples.write(run_dir.samples, "after", "After RL", after.collected)
-    picture = plots.draw([run_dir.path], run_dir.plots / "training.png")
+    picture = run_dir.plots / "training.png"
+    if jax.process_index() == 0:
+        plots.draw([run_dir.path], picture)
     seconds = time.monotonic() - start
     before = Evaluation(**record["before"], collected=after.collected)
     progress.summary(
@@ -278,12 +281,12 @@ def _warm_start(run: RunConfig, task: tasks.Task, policy: Policy, mesh, console:
     step = trainers.compile_step(TrainStep(forward, loss, optimizer), state)
     with progress.bar(console, "warm start", warm.steps) as bar:
         for i in range(warm.steps):
-            if stop.requested:
+            if stop.agreed():
                 break
             batch = _demonstrations(run, _demonstrated(run, task, i), policy)
             state, metrics = step(state, _spread(batch, mesh))
             if (i + 1) % 10 == 0 or i + 1 == warm.steps:
-                bar.update(i + 1, {"loss": float(metrics["loss"].numerator)})
+                bar.update(i + 1, {"loss": float(processes.fetch(metrics["loss"].numerator))})
     return state.params
 
 

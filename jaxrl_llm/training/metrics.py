@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from tensorboardX import SummaryWriter
 
+from jaxrl_llm import processes
 from jaxrl_llm.objectives import Metric
 
 
@@ -30,7 +31,7 @@ def reduce_updates(updates: Sequence[Mapping[str, Metric]]) -> dict[str, float]:
       updates: the metrics of each update, all with the same names.
     """
     result = {}
-    updates = jax.device_get(list(updates))
+    updates = processes.fetch(list(updates))
     for name in updates[0] if updates else ():
         pairs = [(float(update[name].numerator), float(update[name].denominator)) for update in updates]
         if name.rpartition("/")[2].startswith("max_"):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxrl_llm import processes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.ops.fp8 import Fp8Sites
 from jaxrl_llm.rollout.sampler import Sampler
@@ -72,7 +73,7 @@ def measure(
     rollout = Sampler(graphdef, model, config)(params, prompts, key, group_size=group_size)
     batch = batches.from_rollout(rollout, jnp.zeros(len(rollout.response_tokens)))
     forward = Forward(graphdef, model.vocab_size, config.choice.temperature or 1.0)
-    logprobs = jax.device_get(jax.jit(forward)(params, batch).logprobs)
+    logprobs = processes.fetch(jax.jit(forward)(params, batch).logprobs)
     # The ratio is taken with the untruncated behaviour, as far as the sampler truncated.
     mu = rollout.behavior_logprobs + rollout.log_kept_mass
     x = (logprobs - mu).astype(np.float64)[rollout.response_mask]

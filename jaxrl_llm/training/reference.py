@@ -3,9 +3,8 @@
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxrl_llm import objectives
+from jaxrl_llm import objectives, processes
 
 
 def token_rewards(
@@ -31,7 +30,7 @@ def token_rewards(
 
 def kl_per_token(logprobs: chex.Array, reference_logprobs: chex.Array, mask: chex.Array) -> float:
     """Mean k1 over the mask, in nats."""
-    logprobs, reference, mask = (np.asarray(x) for x in (logprobs, reference_logprobs, mask))
+    logprobs, reference, mask = processes.fetch((logprobs, reference_logprobs, mask))
     return float((logprobs - reference)[mask].mean()) if mask.any() else 0.0
 
 

@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 from rich.console import Console
 
-from jaxrl_llm import objectives, schema, tasks
+from jaxrl_llm import objectives, processes, schema, tasks
 from jaxrl_llm.analysis.estimators import wilson_interval
 from jaxrl_llm.models import hf
 from jaxrl_llm.models.config import ModelConfig
@@ -149,7 +149,7 @@ def train(
                 batch = sharding.put((chosen, rejected, counted), rows)
                 params, opt_state, values = step(params, opt_state, *batch)
                 if (i + 1) % 20 == 0 or i + 1 == run.steps:
-                    row = {name: float(value) for name, value in values.items()}
+                    row = {name: float(value) for name, value in processes.fetch(values).items()}
                     metrics.write(i + 1, row | {"pairs/dropped": dropped})
                     bar.update(i + 1, {"loss": row["loss"], "accuracy": row["accuracy"]})
         scorer = Scorer(graphdef, params, tokenizer, run.max_length, rows=_divisible(run.batch_size, mesh))

@@ -42,8 +42,8 @@ def write(folder: pathlib.Path, name: str, title: str, collected: Collected, lim
 
 
 def _rows(collected: Collected) -> list[dict[str, Any]]:
-    reasons = jax.device_get(collected.rollout.finish_reason)
-    columns = zip(collected.examples, collected.completions, collected.rewards, reasons, strict=True)
+    rows = collected.examples, collected.completions, collected.rewards, collected.rollout.finish_reason
+    columns = zip(*rows, strict=True)
     return [
         {
             "id": example.id,

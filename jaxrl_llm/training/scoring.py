@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxrl_llm import processes
 from jaxrl_llm.models.heads import last_valid
+from jaxrl_llm.rollout import placement
 from jaxrl_llm.tasks import Example
 from jaxrl_llm.tasks import prompts as prompting
+from jaxrl_llm.training import sharding
 
 BUCKET = 8  # the shortest width that rows are padded to; the others are its doubles
 
@@ -51,10 +54,13 @@ class Scorer:
         """float64 [N] scores of token ids, computed in batches of similar length."""
         if self.pad_id is not None:
             dialogues = [_without_padding(ids, self.pad_id) for ids in dialogues]
-        scores = np.zeros(len(dialogues))
+        scores, mesh = np.zeros(len(dialogues)), placement.mesh_of(self.params)
         for members, width in length_buckets([len(ids) for ids in dialogues], self.rows):
-            tokens, mask = pad([dialogues[i] for i in members], self.rows, width)
-            scores[members] = np.asarray(_scores(self.graphdef, self.params, tokens, mask))[: len(members)]
+            batch = pad([dialogues[i] for i in members], self.rows, width)
+            if mesh is not None:
+                batch = sharding.put(batch, placement.places(batch, mesh))
+            found = processes.fetch(_scores(self.graphdef, self.params, *batch))
+            scores[members] = found[: len(members)]
         return scores
 
 

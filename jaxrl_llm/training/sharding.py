@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import schema
@@ -61,7 +62,7 @@ PARAMETERS: dict[tuple[str, ...], Logical] = {
 
 
 def create_mesh(config: "configs.Mesh", devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of the configured sizes over all devices.
+    """The mesh of the configured sizes over all devices, laid along the links of a TPU slice where there are any.
 
     Args:
       config: the sizes of `AXES`; one of them may be -1, which takes the devices that the others leave.
@@ -93,7 +94,8 @@ def create_mesh(config: "configs.Mesh", devices: Sequence[Any] | None = None) ->
             f"config.mesh ({' x '.join(AXES)} = {product}) uses {len(devices) // rest} of {len(devices)} devices;"
             " set one size to -1"
         )
-    return Mesh(np.array(devices).reshape(tuple(sizes.values())), AXES)
+    shape = tuple(sizes.values())
+    return Mesh(mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True), AXES)
 
 
 def data_shards(mesh: Mesh) -> int:
@@ -193,7 +195,7 @@ def put(tree: Any, shardings: Any) -> Any:
     """Arrays placed as told. With several processes each one holds the whole value and keeps its part.
 
     Args:
-      tree: arrays of NumPy or jax.
+      tree: arrays of NumPy or jax, of this process alone or divided already.
       shardings: one for all, or a tree of them.
     """
     if jax.process_count() == 1:
@@ -202,6 +204,8 @@ def put(tree: Any, shardings: Any) -> Any:
         shardings = jax.tree.map(lambda _: shardings, tree)
 
     def place(value, sharding):
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            return jax.device_put(value, sharding)
         value = np.asarray(value)
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 

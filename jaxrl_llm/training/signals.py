@@ -6,14 +6,20 @@ loop to stop where it may; a second Ctrl-C stops at once.
     with StopSignals() as stop:
         for rollout in ...:
             ...
-            if stop.requested:
+            if stop.agreed():
                 save, and break
+
+Several processes must stop at the same place, although only one of them may have got the signal: they ask each other.
 """
 
 import signal
 import threading
 from types import FrameType
 from typing import Any
+
+import numpy as np
+
+from jaxrl_llm import processes
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -32,6 +38,13 @@ class StopSignals:
     def requested(self) -> bool:
         """Whether a signal has come."""
         return self._received is not None
+
+    def agreed(self) -> bool:
+        """Whether a signal had come to any process of the run when the last of them asked; all must ask."""
+        number = int(processes.gather(np.int32(self._received or 0)).max())
+        if number and not self.requested:
+            self._received = signal.Signals(number)
+        return number > 0
 
     @property
     def name(self) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
@@ -82,7 +83,7 @@ def initial_state(
     critic: critics.Critic | None = None,
 ) -> TrainState:
     """A state with fresh moments; with a frozen copy of the parameters where they are compared with it."""
-    zero = jax.device_put(jnp.int32(0), sharding.replicated(mesh))
+    zero = sharding.put(np.int32(0), sharding.replicated(mesh))
     init = functools.partial(optimizers.init, optimizer)
     places = sharding.shardings(jax.eval_shape(init, params), mesh)
     opt_state = jax.jit(init, out_shardings=places)(params)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.rollout.placement import Loaded
 from jaxrl_llm.tasks import Example
 from jaxrl_llm.training.advantages import assess
 from jaxrl_llm.training.collect import Collected, concatenate, flat_groups
@@ -75,6 +76,9 @@ class Answers:
     def __init__(self, examples, score):
         self.train = [Example(str(i), f"{i + 1}", "") for i in range(examples)]
         self.reward, self.asked = score, []
+
+    def load(self, params):
+        return Loaded(params, ())
 
     def __call__(self, params, prompts, key, *, group_size, seeds, policy_step):
         self.asked.append([p[0] - 1 for p in prompts])

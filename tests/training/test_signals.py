@@ -22,6 +22,13 @@ def test_a_signal_is_a_flag(number):
     assert stop.requested
 
 
+def test_a_process_alone_agrees_with_itself():
+    with StopSignals() as stop:
+        assert not stop.agreed()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.agreed() and stop.name == "SIGTERM"
+
+
 def test_a_second_interrupt_stops_at_once():
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), StopSignals():

@@ -1,4 +1,9 @@
-"""A whole run in miniature, for this process or (`python -m tests.training.tiny DIR [FIELD=VALUE ...] [--resume]`) another."""
+"""A whole run in miniature, for this process or for others:
+
+    python -m tests.training.tiny DIR [FIELD=VALUE ...] [--resume] [--interrupt] [--devices=N] [--processes=PORT,NUMBER,INDEX]
+
+`--interrupt` sends SIGTERM to the last process when the loop begins.
+"""
 
 import ast
 import functools
@@ -17,7 +22,7 @@ import orbax.checkpoint as ocp
 from rich.console import Console
 
 from jaxrl_llm.tasks import arithmetic
-from jaxrl_llm.training import loop, sharding
+from jaxrl_llm.training import distributed, loop, sharding
 from jaxrl_llm.training.config import RunConfig, default_config
 
 
@@ -79,13 +84,14 @@ def run(c, console=Console, devices=1, **options):
 
 
 def interrupt():
-    """A console that sends SIGTERM once, when the loop begins."""
+    """A console that sends SIGTERM to the last process of the run, once, when the loop begins."""
     sent = []
 
     class Interrupt(Console):
         def print(self, *objects, **options):
             super().print(*objects, **options)
-            if not sent and "before RL" in str(objects[0] if objects else ""):
+            last = jax.process_index() == jax.process_count() - 1
+            if last and not sent and "before RL" in str(objects[0] if objects else ""):
                 sent.append(True)
                 threading.Timer(0.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
@@ -105,7 +111,10 @@ def names(path):
 
 def arrays(path, rollout):
     """A checkpoint's arrays by name, read without the package."""
-    return ocp.PyTreeCheckpointer().restore(path / "checkpoints" / str(rollout) / "state")
+    folder, reader = path / "checkpoints" / str(rollout) / "state", ocp.PyTreeCheckpointer()
+    # As NumPy: the devices that wrote them may have been others.
+    whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), reader.metadata(folder).item_metadata.tree)
+    return reader.restore(folder, restore_args=whole)
 
 
 def same_arrays(one, other):
@@ -116,8 +125,16 @@ def same_arrays(one, other):
         np.testing.assert_array_equal(a, b)
 
 
+def main(folder, *rest):
+    options = dict(word.removeprefix("--").partition("=")[::2] for word in rest if word.startswith("--"))
+    fields = dict(word.split("=") for word in rest if not word.startswith("--"))
+    port, number, index = options.get("processes", ",,").split(",")
+    several = (f"localhost:{port}", int(number), int(index)) if port else ()
+    with distributed.session(*several):
+        changed = config(folder, **{name: ast.literal_eval(value) for name, value in fields.items()})
+        console = interrupt() if "interrupt" in options else Console
+        print(run(changed, console, int(options.get("devices", 1)), resume="resume" in options)[1])
+
+
 if __name__ == "__main__":
-    folder, *rest = sys.argv[1:]
-    fields = dict(word.split("=") for word in rest if word != "--resume")
-    changed = config(folder, **{name: ast.literal_eval(value) for name, value in fields.items()})
-    print(run(changed, resume="--resume" in rest)[1])
+    main(*sys.argv[1:])
