@@ -10,6 +10,7 @@ Layout, under `checkpoints/`: one folder for each kept rollout, with `state` and
 could not be read.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from absl import logging
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 from jaxrl_llm import processes
@@ -95,7 +97,8 @@ class Checkpoints:
         )
         # Named here, so that a checkpoint can be read by a process that has saved none.
         handlers = {"state": ocp.PyTreeCheckpointHandler(), "record": ocp.JsonCheckpointHandler()}
-        self._manager = ocp.CheckpointManager(self.path, options=options, item_handlers=handlers)
+        with _errors_only() if read_only else contextlib.nullcontext():  # orbax warns of all that read_only means
+            self._manager = ocp.CheckpointManager(self.path, options=options, item_handlers=handlers)
 
     def rollouts(self) -> list[int]:
         """Numbers of the checkpoints, rising."""
@@ -272,6 +275,16 @@ def config_difference(old: Any, new: Any, path: str = "config") -> list[str]:
         return lines
     same = json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True)
     return [] if same else [f"{path}: {old!r} -> {new!r}"]
+
+
+@contextlib.contextmanager
+def _errors_only():
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def _best(rollouts: Sequence[int], accuracies: Mapping[int, float | None]) -> int | None:
