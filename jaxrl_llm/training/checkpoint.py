@@ -90,14 +90,14 @@ class Checkpoints:
             _require_writable(self.path)
         self._accuracies = _read_accuracies(self.path)
         keep_some = keep_policy.AnyPreservationPolicy([keep_policy.LatestN(keep), _KeepBest(self._accuracies)])
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=keep_policy.PreserveAll() if read_only else keep_some,
-            cleanup_tmp_directories=not read_only,
-            read_only=read_only,
-        )
         # Named here, so that a checkpoint can be read by a process that has saved none.
         handlers = {"state": ocp.PyTreeCheckpointHandler(), "record": ocp.JsonCheckpointHandler()}
         with _errors_only() if read_only else contextlib.nullcontext():  # orbax warns of all that read_only means
+            options = ocp.CheckpointManagerOptions(
+                preservation_policy=keep_policy.PreserveAll() if read_only else keep_some,
+                cleanup_tmp_directories=not read_only,
+                read_only=read_only,
+            )
             self._manager = ocp.CheckpointManager(self.path, options=options, item_handlers=handlers)
 
     def rollouts(self) -> list[int]:
