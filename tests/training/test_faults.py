@@ -1,5 +1,6 @@
 """Whole runs that are stopped and killed: what a resumed run repeats, with everything on that it must remember."""
 
+import pathlib
 import random
 import subprocess
 import sys
@@ -28,21 +29,29 @@ def test_a_stopped_run_with_a_critic_repeats_what_an_uninterrupted_one_did(tmp_p
 
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
     """SIGKILL at random moments, saves included (one after every rollout); metrics without a torn or doubled row."""
-    command = [sys.executable, "-m", "tests.training.tiny"]
+    command, parts = [sys.executable, "-m", "tests.training.tiny"], tmp_path / "parts"
     subprocess.run([*command, str(tmp_path / "whole")], check=True, timeout=900, capture_output=True)
-    started = time.monotonic()
-    killed = 0
-    for delay in (*random.Random(7).choices(range(3, 60), k=3), None):
-        resume = ["--resume"] if (tmp_path / "parts" / "config.json").exists() else []
-        process = subprocess.Popen([*command, str(tmp_path / "parts"), *resume], stderr=subprocess.PIPE, text=True)
-        try:
-            _, errors = process.communicate(timeout=delay or 900)
-            assert process.returncode == 0, errors
-            break
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            killed += 1
-    assert killed, f"no run was killed within {time.monotonic() - started:.0f} s; shorten the delays"
-    assert tiny.rows(tmp_path / "parts") == tiny.rows(tmp_path / "whole")
+    draw, killed = random.Random(7), 0
+    for written, delay in ((0, draw.uniform(2, 6)), *((n, draw.uniform(0, 0.5)) for n in (1, 2, 3))):
+        process = start(command, parts)
+        while process.poll() is None and lines(parts / "metrics.jsonl") < written:
+            time.sleep(0.02)
+        time.sleep(delay)
+        killed += process.poll() is None
+        process.kill()
+        process.wait()
+    assert killed >= 3
+    process = start(command, parts)
+    _, errors = process.communicate(timeout=900)
+    assert process.returncode == 0, errors
+    assert tiny.rows(parts) == tiny.rows(tmp_path / "whole")
     tiny.same_arrays(*(tiny.arrays(tmp_path / name, 4) for name in ("parts", "whole")))
+
+
+def start(command: list[str], run_dir: pathlib.Path) -> subprocess.Popen:
+    resume = ["--resume"] if (run_dir / "config.json").exists() else []
+    return subprocess.Popen([*command, str(run_dir), *resume], stderr=subprocess.PIPE, text=True)
+
+
+def lines(path: pathlib.Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0
