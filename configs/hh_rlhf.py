@@ -10,7 +10,8 @@ its place: --config.reward_model.source=Skywork/Skywork-Reward-V2-Llama-3.2-1B
 
 Hardware: policy and critic of 1.2 billion parameters with their moments, in float32, and the reward model make 35 GB over the
 devices of the mesh (20 GB without a critic), activations and cache apart. Metrics: reward/mean (standardised), after/drift,
-after/residual, after/overshoot, response length.
+after/residual, after/overshoot, response length. eval/held_out/accuracy is the mean standardised score of held-out replies
+here, not a share of right answers, and so is what the program prints as accuracy.
 """
 
 from jaxrl_llm.training.config import default_config

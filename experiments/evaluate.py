@@ -43,7 +43,7 @@ def main():
         fits = task.tokenizer is None or task.tokenizer == policy.tokenizer
         schema.require(fits, "--task", _TASK.value, "a task in the vocabulary that the policy was trained with")
     if task.name == "preferences":  # whose grades are its judge's
-        task = reward_model.attach(task, run.run.reward_model, sharding.create_mesh(run.run.mesh))
+        task = reward_model.attach(task, run.run.reward_model, sharding.reading_mesh(run.run.mesh))
     length = _MAX_TOKENS.value or run.run.rollout.max_response_length
     config = SamplingConfig(length, policy.stop_ids, policy.pad_id, choice, slots=_SLOTS.value)
     sampler = Sampler(policy.graphdef, policy.config, config)

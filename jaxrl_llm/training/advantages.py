@@ -30,13 +30,13 @@ def assess(
     rewards = gathered.rewards.astype(np.float32)
     if run.kl.target:
         batch = batch.replace(kl_scale=jnp.full(len(rewards), kl_scale, jnp.float32))
-    if run.kl.reward == 0:
-        by_token = objectives.terminal_rewards(rewards, batch.response_mask)
-    else:
-        by_token = reference.token_rewards(
-            rewards, batch.response_mask, batch.old_logprobs, batch.reference_logprobs, run.kl.reward * kl_scale
+    by_token = objectives.terminal_rewards(rewards, batch.response_mask)
+    if run.kl.reward > 0:
+        cost = reference.token_costs(
+            batch.response_mask, batch.old_logprobs, batch.reference_logprobs, run.kl.reward * kl_scale
         )
-        rewards = jnp.sum(by_token, axis=1)
+        # Of the sequence's reward itself, which counts in its group also where the response carries no loss.
+        by_token, rewards = by_token - cost, rewards - jnp.sum(cost, axis=1)
     if critic is not None:
         return critic.assess(state, batch, by_token, gathered.truncated)
     groups = np.arange(len(rewards)) // run.rollout.group_size

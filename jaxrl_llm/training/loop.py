@@ -105,9 +105,12 @@ def train(
         StopSignals() as stop,
     ):
         # ---- State: resumed, or warm-started -----------------------------------------------------------------------
-        state = trainer.init(policy.params, mesh)
-        copies = (policy.params,) * run.rollout.staleness
-        restored = checkpoints.restore(state.replace(behavior_params=copies)) if resume else None
+        restored = None
+        if resume:
+            # Shapes and places only: there is no room for a second state beside the one that is read.
+            like = jax.eval_shape(functools.partial(trainer.init, mesh=mesh), policy.params)
+            like = like.replace(behavior_params=(like.params,) * run.rollout.staleness)
+            restored = checkpoints.restore(sharding.placed(like, sharding.shardings(like, mesh)))
         if restored is not None:
             first, state, record = restored.rollout, restored.state, restored.record
             console.print(f"resuming after rollout {first} of {run.training.rollouts}")
@@ -165,11 +168,12 @@ def train(
                         state, update = step(state, minibatch)
                         updates.append(update)
                         slots += packing.slots(minibatch)
+                    jax.block_until_ready(state)  # steps are dispatched, not awaited
                     done = time.monotonic()
 
                     tokens = int(np.sum(gathered.collected.rollout.response_mask))
                     row = gathered.metrics() | assessed | reduce_updates(updates)
-                    row |= _mismatch(updates[0])
+                    row |= _mismatch(batch, updates[0])
                     row["data/padding_share"] = 1 - run.training.epochs * lengths.tokens.sum() / slots
                     if run.diagnostics.margin:
                         now = scorer(state.params, batch)
@@ -327,6 +331,7 @@ def _minibatches(batch: Batch, lengths: packing.Lengths, key: jax.Array, trainin
     """The rollout's rows in a new random order every epoch, cut into mini-batches, packed where the configuration says so."""
     shards, parts = sharding.data_shards(mesh), training.micro_batches
     take = jax.jit(batches.take, out_shardings=sharding.batch_sharding(mesh))
+    batch = batch.replace(packing=None)  # that was for scoring, and would have `take` compiled anew
     for epoch in range(training.epochs):
         order = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), len(lengths.tokens)))
         for rows in order.reshape(training.updates_per_rollout, -1):
@@ -337,8 +342,20 @@ def _minibatches(batch: Batch, lengths: packing.Lengths, key: jax.Array, trainin
             yield take(batch, rows[places], shared)
 
 
-def _mismatch(update: dict[str, objectives.Metric]) -> dict[str, float]:
-    """Sampler against trainer before a rollout's updates, from its first mini-batch; staleness counts as mismatch here."""
+def _mismatch(batch: Batch, update: dict[str, objectives.Metric]) -> dict[str, float]:
+    """Sampler against trainer before a rollout's updates; staleness counts as mismatch here.
+
+    From the scores of the whole rollout, where the objective wants them, else from the first mini-batch.
+    """
+    if batch.old_logprobs is not None:
+        old, behavior, mask = processes.fetch((batch.old_logprobs, batch.behavior_logprobs, batch.response_mask))
+        log_ratio = np.clip(np.float64(old[mask]) - behavior[mask], -20, 20)  # bounded as the objectives bound it
+        log_ratio = log_ratio[np.isfinite(log_ratio)]
+        if not len(log_ratio):
+            return {}
+        distance, k3 = np.abs(log_ratio), np.expm1(log_ratio) - log_ratio
+        values = {"mean_abs_log_ratio": distance.mean(), "max_abs_log_ratio": distance.max(), "k3": k3.mean()}
+        return {f"mismatch/{name}": float(value) for name, value in values.items()}
     names = {"ratio/abs_log": "mean_abs_log_ratio", "ratio/max_abs_log": "max_abs_log_ratio", "ratio/k3": "k3"}
     values = reduce_updates([{name: update[name] for name in names}])
     return {f"mismatch/{short}": values[name] for name, short in names.items() if name in values}

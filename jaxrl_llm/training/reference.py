@@ -4,18 +4,17 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import objectives, processes
+from jaxrl_llm import processes
 
 
-def token_rewards(
-    rewards: chex.Array, mask: chex.Array, logprobs: chex.Array, reference_logprobs: chex.Array, coefficient: float
+def token_costs(
+    mask: chex.Array, logprobs: chex.Array, reference_logprobs: chex.Array, coefficient: float
 ) -> jax.Array:
-    """The sequence's reward on its last token, and on every token -coefficient (log pi - log reference) (k1).
+    """coefficient (log pi - log reference) (k1), to be taken from each token's reward.
 
     In the reward k1 is the right estimator: its expectation is the KL, and so the policy gradient of it is the KL's.
 
     Args:
-      rewards: float [B], NaN where the grader failed.
       mask: bool [B, T].
       logprobs, reference_logprobs: float [B, T], of the sampled tokens.
       coefficient: reward that a nat costs.
@@ -24,8 +23,7 @@ def token_rewards(
       float [B, T], 0 outside the mask.
     """
     chex.assert_equal_shape([mask, logprobs, reference_logprobs])
-    cost = coefficient * jnp.where(mask, logprobs - reference_logprobs, 0.0)
-    return objectives.terminal_rewards(rewards, mask) - cost
+    return coefficient * jnp.where(mask, logprobs - reference_logprobs, 0.0)
 
 
 def kl_per_token(logprobs: chex.Array, reference_logprobs: chex.Array, mask: chex.Array) -> float:

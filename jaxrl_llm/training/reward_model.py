@@ -130,11 +130,15 @@ def train(
     held_out = held_out[: run.evaluation_pairs or len(held_out)]
     optimizer = optimizers.create(run.optimizer, run.steps)
     graphdef, params = create(model, run.seed, mesh, source)
-    opt_state = jax.jit(functools.partial(optimizers.init, optimizer))(params)
-    step = jax.jit(functools.partial(update, graphdef, optimizer), donate_argnums=(0, 1))
+    init = functools.partial(optimizers.init, optimizer)
+    opt_state = jax.jit(init, out_shardings=sharding.shardings(jax.eval_shape(init, params), mesh))(params)
+    places = jax.tree.map(lambda x: x.sharding, (params, opt_state))
+    step = functools.partial(update, graphdef, optimizer)
+    step = jax.jit(step, donate_argnums=(0, 1), out_shardings=(*places, None))
     rows, dropped = sharding.batch_sharding(mesh), 0
 
     with (
+        jax.set_mesh(mesh),
         MetricsWriter(run_dir.metrics, run_dir.tensorboard) as metrics,
         Checkpoints(run_dir.checkpoints, report=console.print) as checkpoints,
     ):
@@ -233,7 +237,7 @@ def read_run(run_dir: RunDir, mesh: jax.sharding.Mesh | None = None) -> Saved:
     run = schema.read(RewardModelConfig, run_dir.read_config(), "config")
     model, tokenizer, source = policies.describe_model(run.model, tasks.create(run.task))
     graphdef, shapes = describe(model)
-    mesh = mesh or sharding.create_mesh(run.mesh)
+    mesh = mesh or sharding.reading_mesh(run.mesh)
     like = sharding.placed(shapes, sharding.shardings(shapes, mesh))
     with Checkpoints(run_dir.checkpoints, read_only=True) as checkpoints:
         restored = checkpoints.restore(like)

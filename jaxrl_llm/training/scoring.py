@@ -59,7 +59,8 @@ class Scorer:
             batch = pad([dialogues[i] for i in members], self.rows, width)
             if mesh is not None:
                 batch = sharding.put(batch, placement.places(batch, mesh))
-            found = processes.fetch(_scores(self.graphdef, self.params, *batch))
+            with placement.use(mesh):
+                found = processes.fetch(_scores(self.graphdef, self.params, *batch))
             scores[members] = found[: len(members)]
         return scores
 

@@ -39,7 +39,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Fp8:
-    """Emulated FP8 (SPEC section 7).
+    """Emulated FP8.
 
     Attributes:
       scope: who computes with the sites below: the sampler alone, or the trainer's forward too.

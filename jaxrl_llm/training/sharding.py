@@ -6,6 +6,7 @@ divided over data and fsdp together; fsdp also divides the parameters, so that e
 the rest layer by layer (ZeRO 3).
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,6 +97,14 @@ def create_mesh(config: "configs.Mesh", devices: Sequence[Any] | None = None) ->
         )
     shape = tuple(sizes.values())
     return Mesh(mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True), AXES)
+
+
+def reading_mesh(config: "configs.Mesh") -> Mesh:
+    """A mesh to read a finished run on: the run's own, or all devices over fsdp where that does not fit this machine's."""
+    try:
+        return create_mesh(config)
+    except ValueError:
+        return create_mesh(dataclasses.replace(config, data=1, fsdp=-1, tensor=1, expert=1))
 
 
 def data_shards(mesh: Mesh) -> int:

@@ -186,12 +186,12 @@ def test_a_head_on_the_policys_trunk_reads_it_and_leaves_it_alone():
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(of_policy))
 
 
-def test_the_references_kl_is_taken_from_each_tokens_reward():
+def test_the_references_kl_costs_reward_token_by_token():
     mask = np.array([[1, 1, 0], [1, 1, 1]], bool)
     logprobs = np.array([[-1.0, -2.0, np.nan], [-1.0, -1.0, -1.0]], np.float32)
     ref = np.array([[-1.5, -1.0, 0.0], [-1.0, -1.0, -3.0]], np.float32)
-    got = reference.token_rewards(jnp.array([2.0, 3.0]), mask, logprobs, ref, 0.1)
-    np.testing.assert_allclose(got, [[-0.05, 2.1, 0], [0, 0, 2.8]], rtol=1e-5, atol=1e-7)
+    got = reference.token_costs(mask, logprobs, ref, 0.1)
+    np.testing.assert_allclose(got, [[0.05, -0.1, 0], [0, 0, 0.2]], rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(reference.kl_per_token(logprobs, ref, mask), (0.5 - 1 + 2) / 5, rtol=1e-6)
 
 

@@ -1,5 +1,6 @@
 """Which rows a rollout's batch is made of, and with whose parameters it is sampled."""
 
+import dataclasses
 import types
 
 import jax
@@ -179,3 +180,15 @@ def test_an_error_while_gathering_ahead_reaches_the_caller():
         source.next({"w": jnp.int32(0)})
         with pytest.raises(KeyError, match="no such prompt"):
             source.next({"w": jnp.int32(1)})
+
+
+def test_with_a_kl_in_it_a_reward_counts_also_where_its_response_carries_no_loss():
+    gather = gatherer(Answers(8, lambda seed: float(seed % 2)))
+    gathered = gather(None, 1, 4)
+    batch = to_batch(gather.task, gathered)
+    mask, zeros = np.array(batch.response_mask), np.zeros(batch.response_mask.shape, np.float32)
+    mask[1] = False  # a truncated response, say
+    batch = batch.replace(response_mask=mask, old_logprobs=zeros, reference_logprobs=zeros)
+    run = dataclasses.replace(gather.run, kl=dataclasses.replace(gather.run.kl, reward=0.1))
+    batch = assess(run, None, gathered, batch, None)[0]
+    np.testing.assert_allclose(batch.advantages[:, 0], [-(0.5**0.5), 0, -(0.5**0.5), 0.5**0.5], rtol=1e-5)

@@ -73,6 +73,13 @@ def test_mesh_that_does_not_fit_is_named(sizes, message):
         mesh(**sizes)
 
 
+def test_a_run_is_read_on_whatever_devices_there_are():
+    shape = dict(sharding.reading_mesh(MeshConfig(data=2, fsdp=4)).shape)
+    assert (shape["data"], shape["fsdp"]) == (2, 4)
+    shape = dict(sharding.reading_mesh(MeshConfig(data=1, fsdp=16, tensor=2)).shape)
+    assert shape == {"data": 1, "fsdp": 8, "tensor": 1, "expert": 1}
+
+
 def test_mesh_over_some_devices():
     assert sharding.create_mesh(MeshConfig(fsdp=2), jax.devices()[:4]).devices.shape == (2, 2, 1, 1)
 

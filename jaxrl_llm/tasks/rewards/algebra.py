@@ -29,7 +29,7 @@ _MAX_BITS = 2048  # of a numerator or denominator
 _MAX_RADICAND = 10**10  # factored by trial division
 
 _TOKEN = re.compile(r"\s*(\\[a-zA-Z]+|\d+(?:\.\d+)?|\.\d+|.)", re.DOTALL)
-_NUMBER = re.compile(r"[\d.]+")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 _SYMBOL = re.compile(r"[a-zA-HJ-Z]|\\(?:pi|alpha|beta|theta|lambda|mu|omega|phi|rho|tau)")
 # Words and functions, differentials, "f(2)" and "2(3)".
 _AMBIGUOUS = re.compile(
@@ -70,8 +70,8 @@ def read(text: str) -> Quotient | None:
     reader = _Reader(text)
     try:
         value = reader.sum()
-    except (_Undecided, ZeroDivisionError, RecursionError):
-        return None
+    except (_Undecided, ValueError, ZeroDivisionError, RecursionError):
+        return None  # ValueError: digits of other scripts
     return None if reader.token else value
 
 
@@ -120,8 +120,10 @@ class _Reader:
         value = self._power()
         while True:
             if self._take(r"\cdot", r"\times"):
+                after_number = _NUMBER.fullmatch(self.token)
                 value = _times(value, self._power())
-            elif self._take("/", r"\div"):
+                continue
+            if self._take("/", r"\div"):
                 value, divided = _over(value, self._power()), True
             elif self.token in ("(", r"\frac", r"\sqrt") or _SYMBOL.fullmatch(self.token):
                 # In "1/2x" the x may stand below, and "3\frac{1}{2}" may be a sum.
@@ -214,18 +216,24 @@ def _multiply(a: Polynomial, b: Polynomial) -> Polynomial:
 def _plus(a: Quotient, b: Quotient, sign: int) -> Quotient:
     left, right = (a.top, b.top) if a.bottom == b.bottom else (_multiply(a.top, b.bottom), _multiply(b.top, a.bottom))
     top = _collected([*left.items(), *((term, sign * c) for term, c in right.items())])
-    return Quotient(top, a.bottom if a.bottom == b.bottom else _multiply(a.bottom, b.bottom))
+    return _reduced(top, a.bottom if a.bottom == b.bottom else _multiply(a.bottom, b.bottom))
 
 
 def _times(a: Quotient, b: Quotient) -> Quotient:
-    return Quotient(_multiply(a.top, b.top), _multiply(a.bottom, b.bottom))
+    return _reduced(_multiply(a.top, b.top), _multiply(a.bottom, b.bottom))
 
 
 def _over(a: Quotient, b: Quotient) -> Quotient:
     if not b.top:
         raise ZeroDivisionError
-    top, bottom = _multiply(a.top, b.bottom), _multiply(a.bottom, b.top)
-    if len(bottom) > 1:
+    return _reduced(_multiply(a.top, b.bottom), _multiply(a.bottom, b.top))
+
+
+def _reduced(top: Polynomial, bottom: Polynomial) -> Quotient:
+    """top / bottom, where a bottom of one term has gone into the top."""
+    if not bottom:
+        raise ZeroDivisionError
+    if bottom == ONE or len(bottom) > 1:
         return Quotient(top, bottom)
     [(term, coefficient)] = bottom.items()
     inverse, factor = _term((name, -exponent) for name, exponent in term)
@@ -242,7 +250,7 @@ def _to_power(base: Quotient, exponent: Fraction) -> Quotient:
     if exponent < 0:
         base = _over(Quotient(ONE), base)
     times = abs(exponent.numerator)
-    if len(base.top) == len(base.bottom) == 1:
+    if len(base.top) == 1 and base.bottom == ONE:
         # One term, however high the power.
         [(term, coefficient)] = base.top.items()
         size = max(coefficient.numerator.bit_length(), coefficient.denominator.bit_length())

@@ -68,6 +68,11 @@ def test_the_rules_of_algebra_hold(a, b, c):
         ("xy", "yx", True),
         (r"\frac{22}{7}", r"\pi", False),
         ("e", "2.71", False),
+        # quotients whose product or sum has a bottom of one term again
+        (r"(\frac{1}{\sqrt{3}-1}+\frac{1}{\sqrt{3}+1})^2", "3", True),
+        (r"(\frac{1}{\sqrt{3}-1}+\frac{1}{\sqrt{3}+1})^2", "12", False),
+        (r"(\frac{1}{1+i}+\frac{1}{1-i})^2", "1", True),
+        (r"(\frac{1}{1+i} \cdot \frac{1}{1-i})^{-1}", "2", True),
     ],
 )
 def test_verdicts(a, b, verdict):
@@ -78,7 +83,21 @@ def test_verdicts(a, b, verdict):
     "text",
     [
         # more than one reading
-        *(r"1/2x", r"3\frac{1}{2}", "f(2)", "a(b)", "2(3)", "2(3/4)", "x^2^3", "2 3", "x2", "dx", "sin x", "ln x"),
+        *(
+            r"1/2x",
+            r"3\frac{1}{2}",
+            r"2\cdot3\frac{1}{2}",
+            "f(2)",
+            "a(b)",
+            "2(3)",
+            "2(3/4)",
+            "x^2^3",
+            "2 3",
+            "x2",
+            "dx",
+            "sin x",
+            "ln x",
+        ),
         # not elementary, or not numbers at all
         *(
             r"\sin x",
@@ -105,6 +124,11 @@ def test_verdicts(a, b, verdict):
             r"\pi)",
             "",
             "?",
+            # digits that are no numbers
+            ".",
+            r"\frac{.}{2}",
+            r"\sqrt{.}",
+            "\u2460",
         ),
         # too large
         *("9^{9^{9^9}}", "(x+1)^{65}", "(a+b+c+d+f)^{9}", r"\sqrt{99999999999}", "(" * 290, "1+" * 200 + "1"),
