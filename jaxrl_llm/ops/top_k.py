@@ -11,8 +11,6 @@ import chex
 import jax
 import jax.numpy as jnp
 
-SMALL = 8192  # up to here one pass of lax.top_k is faster than two
-
 
 def top_k(x: chex.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """The k largest of each row, falling, and where they stand; among equals the lower index first, as `lax.top_k`.
@@ -30,7 +28,7 @@ def top_k(x: chex.Array, k: int) -> tuple[jax.Array, jax.Array]:
     rows, size = x.shape
     block = 2 ** round(math.log2(math.sqrt(size / max(k, 1))))  # makes both passes about equally long
     blocks = -(-size // block)
-    if size <= SMALL or blocks <= k:
+    if blocks <= k:
         return jax.lax.top_k(x, k)
     padded = jnp.pad(x, [(0, 0), (0, blocks * block - size)], constant_values=-jnp.inf)
     parts = padded.reshape(rows, blocks, block)

@@ -17,6 +17,7 @@ from jaxrl_llm.ops.fp8 import Format, fake_quant
 from jaxrl_llm.types import TopKView
 
 PREFILTER = 256  # most probable tokens of a large vocabulary among which a nucleus is looked for first
+SMALL = 8192  # up to here a nucleus is found faster without them
 LANES = 128  # tokens per block of the two-level draw
 
 
@@ -72,7 +73,7 @@ def behavior_distribution(logits: chex.Array, choice: Choice, capture: int = 0) 
 
     # One selection serves the top-k bound, the nucleus and the captured view.
     width = max(capture, choice.top_k if choice.top_k < size else 0)
-    if choice.top_p < 1 and size > selection.SMALL:
+    if choice.top_p < 1 and size > SMALL:
         width = max(width, PREFILTER)
     top, ids = selection.top_k(logprobs, width) if width else (None, None)
     threshold = _threshold(logprobs, top, choice)
@@ -87,19 +88,27 @@ def behavior_distribution(logits: chex.Array, choice: Choice, capture: int = 0) 
     return Distribution(logprobs, log_kept_mass, TopKView(ids[:, :capture], top[:, :capture]) if capture else None)
 
 
-def draw(distribution: Distribution, keys: jax.Array, choice: Choice) -> jax.Array:
-    """int32 [B]: one token a row, by the row's own key, or the most probable one at temperature 0.
+def random_numbers(keys: jax.Array, steps: jax.Array) -> jax.Array:
+    """What `draw` needs, float32 [B, W, 2] in [0, 1): of sequences with `keys` [B] at response positions `steps` int32 [B, W]."""
+
+    def one(key, step):
+        return jax.random.uniform(jax.random.fold_in(key, step), (2,))
+
+    return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(keys, steps)
+
+
+def draw(distribution: Distribution, uniform: jax.Array, choice: Choice) -> jax.Array:
+    """int32 [B]: one token a row, by the row's own numbers [B, 2], or the most probable one at temperature 0.
 
     Two levels of inversion: a block of the vocabulary, then a token in it. That takes two random numbers a row where
     Gumbel noise takes V, which costs more than all the rest of a draw; and each level has 23 random bits of its own.
     """
     logprobs = distribution.logprobs
-    chex.assert_equal_shape_prefix([logprobs, keys], 1)
+    chex.assert_equal_shape_prefix([logprobs, uniform], 1)
     if choice.temperature == 0:
         return jnp.argmax(logprobs, axis=-1)
     rows, size = logprobs.shape
     probs = jnp.pad(jnp.exp(logprobs), [(0, 0), (0, -size % LANES)]).reshape(rows, -1, LANES)
-    uniform = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
     block = _invert(jnp.sum(probs, axis=-1), uniform[:, 0])
     inside = jnp.take_along_axis(probs, block[:, None, None], axis=1)[:, 0]
     return block * LANES + _invert(inside, uniform[:, 1])
@@ -147,7 +156,7 @@ def _nucleus(logprobs: jax.Array, top: jax.Array | None, mass: jax.Array) -> jax
     A few hundred tokens nearly always hold the nucleus of a trained model; the vocabulary is gone through only where
     they do not. A row's answer never depends on which of the two the others needed.
     """
-    if logprobs.shape[-1] <= selection.SMALL:
+    if logprobs.shape[-1] <= SMALL:
         return selection.nucleus(logprobs, mass)
     probs = jnp.exp(top)
     before = jnp.cumsum(probs, axis=-1) - probs

@@ -23,7 +23,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import unstack_layers
 from jaxrl_llm.ops.fp8 import Fp8Sites
 from jaxrl_llm.rollout import placement
-from jaxrl_llm.rollout.choice import Choice, behavior_distribution, draw, entropy
+from jaxrl_llm.rollout.choice import Choice, behavior_distribution, draw, entropy, random_numbers
 from jaxrl_llm.rollout.emulate import quantize_weights
 from jaxrl_llm.rollout.placement import Loaded
 from jaxrl_llm.types import TopKView
@@ -268,13 +268,17 @@ def decode(
         routing=_routing_buffer(slots.cache, width),
     )
 
+    # For the whole chunk at once: step by step they take dozens of operations too small to be worth their start.
+    uniform = placement.divide(random_numbers(slots.keys, slots.steps[:, None] + jnp.arange(width)))
+
     def more(carry):
         step, slots, _ = carry
         return (step < steps) & (jnp.sum(slots.done) < finished)
 
     def body(carry):
         step, slots, record = carry
-        slots, drawn = _step(model, loaded.layers, config, slots)
+        now = jax.lax.dynamic_index_in_dim(uniform, step, axis=1, keepdims=False)
+        slots, drawn = _step(model, loaded.layers, config, slots, now)
         record = jax.tree.map(
             lambda buffer, new: jax.lax.dynamic_update_index_in_dim(buffer, new, step, axis=1), record, drawn
         )
@@ -285,13 +289,13 @@ def decode(
     return placement.divide((slots, record))
 
 
-def _step(model, layers, config: SamplingConfig, slots: Slots) -> tuple[Slots, Record]:
-    """Draws one token for every row and runs it through the model; [R, ...] of each record."""
+def _step(model, layers, config: SamplingConfig, slots: Slots, uniform: jax.Array) -> tuple[Slots, Record]:
+    """Draws one token for every row, by its numbers [R, 2], and runs it through the model; [R, ...] of each record."""
     choice = config.choice
 
-    def chosen(logits, keys, steps):
+    def chosen(logits, uniform):
         distribution = behavior_distribution(logits, choice, config.capture_top_k)
-        token = draw(distribution, jax.vmap(jax.random.fold_in)(keys, steps), choice).astype(jnp.int32)
+        token = draw(distribution, uniform, choice).astype(jnp.int32)
         return Record(
             tokens=token,
             logprobs=jnp.take_along_axis(distribution.logprobs, token[:, None], axis=1)[:, 0],
@@ -301,7 +305,7 @@ def _step(model, layers, config: SamplingConfig, slots: Slots) -> tuple[Slots, R
             routing=None,
         )
 
-    record = placement.by_rows(chosen, model.logits(slots.hidden), slots.keys, slots.steps)
+    record = placement.by_rows(chosen, model.logits(slots.hidden), uniform)
     token = record.tokens
     positions = slots.prompt_lengths + slots.steps
     hidden, cache = model.decode(
