@@ -57,7 +57,7 @@ def export(
       ValueError: the run, its checkpoint or its source cannot be read, or the output directory is not free.
     """
     folder, directory = RunDir(pathlib.Path(run_dir)), pathlib.Path(output)
-    judges = reward_model.is_run(folder)
+    judges = reward_model.is_run(folder.read_config())
     model = _reward_model(folder, rollout) if judges else _policy(run_dir, rollout)
     if model.source is None:
         theirs = hf_config.to_transformers(model.config)

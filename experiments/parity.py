@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from jaxrl_llm.models import hf, names
+from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.training import command_line
 
@@ -142,7 +143,7 @@ def compare(name: str, folder: pathlib.Path) -> Parity:
     path = hf.find(str(folder / "theirs"))
     config = hf.read_config(path)
     params = hf.load(path, config)
-    graphdef = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)[0]
+    graphdef = abstract(Decoder, config)[0]
 
     def loss(params):
         decoder = nnx.merge(graphdef, params)

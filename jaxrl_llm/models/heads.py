@@ -14,7 +14,8 @@ from jaxrl_llm.models.decoder import Decoder
 class ScalarHead(nnx.Module):
     """`hidden @ kernel`, kernel [D, 1] without bias, in float32. It begins at 0: no opinion until it has learned one."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs | None = None):
+        del rngs  # taken because every module takes it; nothing here is random
         self.kernel = nnx.Param(jnp.zeros((config.hidden_size, 1), config.param_dtype))
 
     def __call__(self, hidden: chex.Array) -> jax.Array:

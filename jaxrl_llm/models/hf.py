@@ -26,6 +26,7 @@ from rich.progress import track
 
 from jaxrl_llm import processes
 from jaxrl_llm.models import hf_config, names
+from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import RUNTIME, ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.models.heads import ScalarModel
@@ -137,8 +138,7 @@ def load(path: pathlib.Path, config: ModelConfig, shardings: Shardings | None = 
     Raises:
       ValueError: a missing, extra or misshapen tensor, or a file that is missing or damaged; names it.
     """
-    abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)[1]
-    return _load(path, config, abstract, shardings)
+    return _load(path, config, abstract(Decoder, config)[1], shardings)
 
 
 def load_scalar(
@@ -153,21 +153,21 @@ def load_scalar(
     Raises:
       ValueError: as `load`; without a score head the missing tensor is score.weight.
     """
-    abstract = nnx.split(nnx.eval_shape(lambda: ScalarModel(config, rngs=nnx.Rngs(0))), nnx.Param)[1]
-    return _load(path, config, abstract, shardings, optional=(names.SCORE,) if new_head else ())
+    like = abstract(ScalarModel, config)[1]
+    return _load(path, config, like, shardings, optional=(names.SCORE,) if new_head else ())
 
 
 def _load(
     path: pathlib.Path,
     config: ModelConfig,
-    abstract: nnx.State,
+    like: nnx.State,
     shardings: Shardings | None,
     optional: tuple[str, ...] = (),
 ) -> nnx.State:
     """Fills a tree of shapes. A tensor in `optional` may be missing: then 0 stands for it, and an unembedding is left out."""
     shapes, read = _open_gguf(path) if path.suffix == ".gguf" else _open_safetensors(path)
     layout = names.Layout.of(shapes)
-    wanted = names.tensors(config, flatten(abstract), layout)
+    wanted = names.tensors(config, flatten(like), layout)
     absent = [name for name in optional if name not in shapes]
     for name in absent:
         del wanted[name]
@@ -180,13 +180,11 @@ def _load(
         )
     if shardings is None:
         one = jax.sharding.Mesh(jax.devices()[:1], "x")
-        places = jax.tree.map(lambda _: NamedSharding(one, PartitionSpec()), abstract)
+        places = jax.tree.map(lambda _: NamedSharding(one, PartitionSpec()), like)
     else:
-        places = shardings(abstract)
-    zeros = jax.jit(
-        lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, config.param_dtype), abstract), out_shardings=places
-    )
-    params, placed = zeros(), dict(zip(flatten(abstract), jax.tree.leaves(places), strict=True))
+        places = shardings(like)
+    zeros = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, config.param_dtype), like), out_shardings=places)
+    params, placed = zeros(), dict(zip(flatten(like), jax.tree.leaves(places), strict=True))
     arrays = flatten(params)
     in_order_of_files = [name for name in shapes if name in wanted]
     for name in track(in_order_of_files, f"reading {path.name}", transient=True):

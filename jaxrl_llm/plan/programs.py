@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import schema
 from jaxrl_llm.models import presets
+from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder, is_matrix
 from jaxrl_llm.plan import hlo
@@ -75,8 +76,7 @@ def training_program(run: RunConfig, mesh: Mesh) -> Program:
     model = model_config(run)
     graphdef, params = _abstract_model(model, mesh)
     trainer = trainers.create(run, model, graphdef, mesh)
-    state = jax.eval_shape(functools.partial(trainer.init, mesh=mesh), params)
-    state = sharding.placed(state, sharding.shardings(state, mesh))
+    state = trainer.describe(params, mesh)
     rows = run.sequences // run.training.updates_per_rollout
     batch = _abstract_batch(run, model, rows, trainer, mesh)
     with jax.set_mesh(mesh):
@@ -183,8 +183,8 @@ def forward_flops(model: ModelConfig, rows: int, length: int, unembedded: int) -
 
 
 def _abstract_model(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef, Any]:
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: Decoder(model, rngs=nnx.Rngs(0))), nnx.Param)
-    return graphdef, sharding.placed(params, sharding.shardings(params, mesh))
+    graphdef, params = abstract(Decoder, model)
+    return graphdef, sharding.describe(params, mesh)
 
 
 def _abstract_batch(run: RunConfig, model: ModelConfig, rows: int, trainer: Trainer, mesh: Mesh) -> Batch:

@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 
 from jaxrl_llm import objectives, processes
+from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import ScalarHead, ScalarModel
 from jaxrl_llm.training import batch as batches
@@ -123,9 +124,7 @@ class Critic:
         """The state before RL: values of 0, and with a trunk of its own a copy of the policy's."""
         params = _first(self.config.trunk, self.model, policy_params)
         params = sharding.put(params, sharding.shardings(params, mesh))
-        init = functools.partial(optimizers.init, self.optimizer)
-        places = sharding.shardings(jax.eval_shape(init, params), mesh)
-        return CriticState(params, jax.jit(init, out_shardings=places)(params))
+        return CriticState(params, optimizers.init_on(mesh, self.optimizer, params))
 
     def step(self, policy: TrainStep) -> ActorCriticStep:
         """The policy's step with the critic's."""
@@ -148,14 +147,13 @@ def create(run: configs.RunConfig, model: ModelConfig, policy: nnx.GraphDef) -> 
         return None
     config = dataclasses.replace(run.optimizer, learning_rate=run.critic.learning_rate)
     if run.critic.trunk == "own":
-        graph = nnx.split(nnx.eval_shape(lambda: ScalarModel(model, rngs=nnx.Rngs(0))), nnx.Param)[0]
+        graph = abstract(ScalarModel, model)[0]
         values = Values(graph)
     else:
-        graph = nnx.split(nnx.eval_shape(lambda: ScalarHead(model)), nnx.Param)[0]
+        graph = abstract(ScalarHead, model)[0]
         values = Values(graph, policy)
     optimizer = optimizers.create(config, run.optimizer_steps)
-    micro_batches = run.training.micro_batches
-    return Critic(run.critic, model, values, optimizer, micro_batches, micro_batches * run.training.updates_per_rollout)
+    return Critic(run.critic, model, values, optimizer, run.training.micro_batches, run.training.parts)
 
 
 @functools.partial(jax.jit, static_argnames=("gamma", "lam", "white"))
@@ -211,7 +209,7 @@ def _values(values: Values, parts: int, params: Any, policy_params: Any, batch: 
 def _first(trunk: str, model: ModelConfig, policy_params: Any) -> Any:
     if trunk == "policy":
         return nnx.split(ScalarHead(model), nnx.Param)[1]
-    params = nnx.split(nnx.eval_shape(lambda: ScalarModel(model, rngs=nnx.Rngs(0))), nnx.Param)[1]
+    params = abstract(ScalarModel, model)[1]
     pure = nnx.to_pure_dict(policy_params)
     pure.pop("head", None)
     # Copies, because the policy's own buffers are given away at every step.

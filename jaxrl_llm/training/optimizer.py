@@ -1,9 +1,12 @@
 """The optimizer named by the configuration, from optax."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_llm.training import sharding
 from jaxrl_llm.training.config import Optimizer
 
 
@@ -37,3 +40,8 @@ def create(config: Optimizer, steps: int) -> optax.GradientTransformation:
 def init(optimizer: optax.GradientTransformation, params) -> optax.OptState:
     """Optimizer state with float32 moments whatever the parameters' dtype."""
     return optimizer.init(jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params))
+
+
+def init_on(mesh: jax.sharding.Mesh, optimizer: optax.GradientTransformation, params) -> optax.OptState:
+    """`init` with moments that lie on the mesh as their parameters do."""
+    return sharding.create(functools.partial(init, optimizer), mesh, params)

@@ -4,12 +4,12 @@ import dataclasses
 import pathlib
 from typing import Any
 
-import jax
 from flax import nnx
 from jax.sharding import Mesh
 
 from jaxrl_llm import schema
 from jaxrl_llm.models import hf
+from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.tasks import Task
@@ -57,8 +57,7 @@ def create(run: RunConfig, task: Task, mesh: Mesh) -> Policy:
     def init():
         return nnx.split(Decoder(policy.config, rngs=nnx.Rngs(run.seed)), nnx.Param)[1]
 
-    params = jax.jit(init, out_shardings=sharding.shardings(policy.params, mesh))()
-    return dataclasses.replace(policy, params=params)
+    return dataclasses.replace(policy, params=sharding.create(init, mesh))
 
 
 def describe(run: RunConfig, task: Task) -> Policy:
@@ -72,7 +71,7 @@ def describe(run: RunConfig, task: Task) -> Policy:
     stop_ids = (tokenizer.eos_token_id,) if source is None else hf.stop_ids(source, tokenizer)
     check_vocabulary(config, tokenizer, source, stop_ids)
     check_model(run, config)
-    graphdef, params = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))), nnx.Param)
+    graphdef, params = abstract(Decoder, config)
     # The masks come from the sampler, so an end token may well serve as filler.
     pad_id = stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     return Policy(config, graphdef, params, tokenizer, stop_ids, pad_id, source)

@@ -21,6 +21,7 @@ from rich.console import Console
 from jaxrl_llm import objectives, processes, schema, tasks
 from jaxrl_llm.analysis.estimators import wilson_interval
 from jaxrl_llm.models import hf
+from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import ScalarModel
 from jaxrl_llm.tasks import Example
@@ -130,8 +131,7 @@ def train(
     held_out = held_out[: run.evaluation_pairs or len(held_out)]
     optimizer = optimizers.create(run.optimizer, run.steps)
     graphdef, params = create(model, run.seed, mesh, source)
-    init = functools.partial(optimizers.init, optimizer)
-    opt_state = jax.jit(init, out_shardings=sharding.shardings(jax.eval_shape(init, params), mesh))(params)
+    opt_state = optimizers.init_on(mesh, optimizer, params)
     places = jax.tree.map(lambda x: x.sharding, (params, opt_state))
     step = functools.partial(update, graphdef, optimizer)
     step = jax.jit(step, donate_argnums=(0, 1), out_shardings=(*places, None))
@@ -217,9 +217,9 @@ def load(config: configs.RewardModel, mesh: jax.sharding.Mesh, held_out: Sequenc
     return dataclasses.replace(scorer, clip=config.clip, rows=rows)
 
 
-def is_run(run_dir: RunDir) -> bool:
-    """Whether `train` made this run directory, and not a policy's training."""
-    return "evaluation_pairs" in run_dir.read_config()
+def is_run(config: Mapping[str, Any]) -> bool:
+    """Whether this is the configuration of a run of `train`, and not of a policy's training."""
+    return "evaluation_pairs" in config
 
 
 def read_run(run_dir: RunDir, mesh: jax.sharding.Mesh | None = None) -> Saved:
@@ -232,15 +232,15 @@ def read_run(run_dir: RunDir, mesh: jax.sharding.Mesh | None = None) -> Saved:
     Raises:
       ValueError: it is not a reward model's, or cannot be read; names it.
     """
-    if not is_run(run_dir):
+    config = run_dir.read_config()
+    if not is_run(config):
         raise ValueError(f"{run_dir.path} is the run of a policy, not of a reward model")
-    run = schema.read(RewardModelConfig, run_dir.read_config(), "config")
+    run = schema.read(RewardModelConfig, config, "config")
     model, tokenizer, source = policies.describe_model(run.model, tasks.create(run.task))
-    graphdef, shapes = describe(model)
+    graphdef, shapes = abstract(ScalarModel, model)
     mesh = mesh or sharding.reading_mesh(run.mesh)
-    like = sharding.placed(shapes, sharding.shardings(shapes, mesh))
     with Checkpoints(run_dir.checkpoints, read_only=True) as checkpoints:
-        restored = checkpoints.restore(like)
+        restored = checkpoints.restore(sharding.describe(shapes, mesh))
     scorer = Scorer(graphdef, restored.state, tokenizer, run.max_length)
     return Saved(scorer, Accuracy(**restored.record["accuracy"]), model, source, restored.rollout)
 
@@ -259,27 +259,22 @@ def _from_checkpoint(config: configs.RewardModel, mesh: jax.sharding.Mesh) -> Sc
     policies.check_vocabulary(model, tokenizer, source)
     params = hf.load_scalar(source, model, functools.partial(sharding.shardings, mesh=mesh))
     pad_id = hf.transformers_config(source).pad_token_id
-    return Scorer(describe(model)[0], params, tokenizer, config.max_length, pad_id=pad_id)
-
-
-def describe(config: ModelConfig) -> tuple[nnx.GraphDef, Any]:
-    """Graph and parameters' shapes of a `ScalarModel`."""
-    return nnx.split(nnx.eval_shape(lambda: ScalarModel(config, rngs=nnx.Rngs(0))), nnx.Param)
+    return Scorer(abstract(ScalarModel, model)[0], params, tokenizer, config.max_length, pad_id=pad_id)
 
 
 def create(
     config: ModelConfig, seed: int, mesh: jax.sharding.Mesh, source: pathlib.Path | None = None
 ) -> tuple[nnx.GraphDef, Any]:
     """Graph and parameters of a `ScalarModel`, sharded as they are made: random ones, or a checkpoint's with a new head."""
+    graphdef = abstract(ScalarModel, config)[0]
     if source is not None:
         places = functools.partial(sharding.shardings, mesh=mesh)
-        return describe(config)[0], hf.load_scalar(source, config, places, new_head=True)
+        return graphdef, hf.load_scalar(source, config, places, new_head=True)
 
     def init():
         return nnx.split(ScalarModel(config, rngs=nnx.Rngs(seed)), nnx.Param)[1]
 
-    graphdef, shapes = describe(config)
-    return graphdef, jax.jit(init, out_shardings=sharding.shardings(shapes, mesh))()
+    return graphdef, sharding.create(init, mesh)
 
 
 def update(graphdef, optimizer: optax.GradientTransformation, params, opt_state, chosen, rejected, counted):

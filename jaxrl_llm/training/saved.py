@@ -47,8 +47,7 @@ def load(path: str, rollout: int | None = None, report: Callable[[str], None] = 
     run = RunConfig.read(run_dir.read_config())
     task = tasks.create(run.task)
     policy = policies.describe(run, task)
-    places = sharding.shardings(policy.params, sharding.reading_mesh(run.mesh))
-    like = {"params": sharding.placed(policy.params, places)}
+    like = {"params": sharding.describe(policy.params, sharding.reading_mesh(run.mesh))}
     with Checkpoints(run_dir.checkpoints, read_only=True, report=report) as checkpoints:
         if best and rollout is None:
             rollout = checkpoints.best()

@@ -157,6 +157,11 @@ class Training:
     packing: bool = False
     autopsy_delta: float = 0.0
 
+    @property
+    def parts(self) -> int:
+        """Micro-batches of one pass over a rollout."""
+        return self.updates_per_rollout * self.micro_batches
+
 
 @dataclasses.dataclass(frozen=True)
 class Critic:
@@ -297,9 +302,10 @@ class EarlyStop:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """Sizes of the device mesh's axes; one of them may be -1 for the rest of the devices."""
+    """Sizes of the device mesh's axes, see docs/scale.md; one of them may be -1 for the rest of the devices."""
 
     data: int = -1
     fsdp: int = 1
+    sequence: int = 1
     tensor: int = 1
     expert: int = 1

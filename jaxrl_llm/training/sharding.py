@@ -2,12 +2,12 @@
 
 Two small tables say it all. `PARAMETERS` gives the axes of a parameter their logical names by the end of its path;
 `RULES` puts logical names on mesh axes. Optimizer moments repeat the parameters' paths and so follow them. A batch is
-divided over data and fsdp together; fsdp also divides the parameters, so that each device holds a part and gathers
-the rest layer by layer (ZeRO 3).
+divided over data and fsdp together, and the tokens of its rows over sequence (`models.axes`); fsdp and sequence also
+divide the parameters, so that each device holds a part and gathers the rest layer by layer (ZeRO 3).
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,20 +16,21 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import schema
+from jaxrl_llm.models import axes
 from jaxrl_llm.ops.token_stats import Layout
 from jaxrl_llm.training import config as configs
 from jaxrl_llm.training.paths import path_names
 
-AXES = ("data", "fsdp", "tensor", "expert")
-BATCH = PartitionSpec(("data", "fsdp"))
+AXES = (*axes.ROWS, axes.SEQUENCE, axes.TENSOR, axes.EXPERT)
+BATCH = PartitionSpec(axes.ROWS)
 
 Logical = tuple[str | None, ...]
 
-# Logical name of an array's axis -> mesh axis that divides it, or None.
-RULES: dict[str, str | None] = {
+# Logical name of an array's axis -> mesh axes that divide it, or None.
+RULES: dict[str, axes.Axes | None] = {
     "layers": None,
     "vocab": "tensor",
-    "embed": "fsdp",
+    "embed": ("fsdp", "sequence"),
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
@@ -104,7 +105,7 @@ def reading_mesh(config: "configs.Mesh") -> Mesh:
     try:
         return create_mesh(config)
     except ValueError:
-        return create_mesh(dataclasses.replace(config, data=1, fsdp=-1, tensor=1, expert=1))
+        return create_mesh(dataclasses.replace(config, data=1, fsdp=-1, sequence=1, tensor=1, expert=1))
 
 
 def data_shards(mesh: Mesh) -> int:
@@ -113,18 +114,18 @@ def data_shards(mesh: Mesh) -> int:
 
 
 def partition_spec(
-    logical: Logical, shape: Sequence[int], mesh: Mesh, rules: Mapping[str, str | None] = RULES
+    logical: Logical, shape: Sequence[int], mesh: Mesh, rules: Mapping[str, axes.Axes | None] = RULES
 ) -> PartitionSpec:
-    """Which mesh axis divides each axis of an array.
+    """Which mesh axes divide each axis of an array.
 
-    An axis whose size its mesh axis does not divide stays whole, and so does one whose mesh axis divides an earlier
-    axis already.
+    An axis whose size its mesh axes do not divide stays whole, and so does one whose mesh axes divide an earlier axis
+    already. Of several mesh axes those of one device are left out.
 
     Args:
       logical: names of the last axes of the array; those before them stay whole.
       shape: of the array.
       mesh: the mesh.
-      rules: logical name -> mesh axis or None.
+      rules: logical name -> mesh axes or None.
 
     Raises:
       ValueError: more names than axes, or an unknown name; names it.
@@ -132,11 +133,14 @@ def partition_spec(
     if len(logical) > len(shape):
         raise ValueError(f"{len(logical)} logical axes {logical} for an array of shape {tuple(shape)}")
     names = (None,) * (len(shape) - len(logical)) + tuple(logical)
-    spec: list[str | None] = []
+    spec: list[axes.Axes | None] = []
     for name, size in zip(names, shape, strict=True):
-        axis = None if name is None else schema.choose(rules, name, "logical axis")
-        fits = axis is not None and axis not in spec and size % mesh.shape[axis] == 0
-        spec.append(axis if fits else None)
+        divided = None if name is None else schema.choose(rules, name, "logical axis")
+        if isinstance(divided, tuple):
+            several = [axis for axis in divided if mesh.shape[axis] > 1]
+            divided = tuple(several) if len(several) > 1 else (several or divided)[0]
+        fits = divided is not None and divided not in spec and axes.even(mesh, size, divided)
+        spec.append(divided if fits else None)
     return PartitionSpec(*spec)
 
 
@@ -180,9 +184,14 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, BATCH)
 
 
+def spread(batch: Any, mesh: Mesh) -> Any:
+    """A batch with its rows over the mesh."""
+    return put(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
+
+
 def token_layout(mesh: Mesh) -> Layout | None:
     """How `token_stats` finds tokens and vocabulary on the mesh; None where nothing is divided."""
-    return None if mesh.size == 1 else Layout(mesh, BATCH[0], RULES["vocab"])
+    return None if mesh.size == 1 else Layout(mesh, (*axes.ROWS, axes.SEQUENCE), RULES["vocab"])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -198,6 +207,16 @@ def placed(shapes: Any, shardings: Any) -> Any:
       shardings: a tree of them.
     """
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, shardings)
+
+
+def describe(tree: Any, mesh: Mesh) -> Any:
+    """The shapes of a tree of arrays (or shapes), placed as `shardings` says."""
+    return placed(tree, shardings(tree, mesh))
+
+
+def create(init: Callable[..., Any], mesh: Mesh, *args: Any) -> Any:
+    """`init(*args)`, each array of it made where it is to lie: no device ever holds the whole."""
+    return jax.jit(init, out_shardings=shardings(jax.eval_shape(init, *args), mesh))(*args)
 
 
 def put(tree: Any, shardings: Any) -> Any:

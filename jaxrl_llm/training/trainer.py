@@ -51,6 +51,10 @@ class Trainer:
         """The state before the first update; `params` are taken over, not copied."""
         return initial_state(params, self.optimizer, mesh, self.compared, self.critic)
 
+    def describe(self, params: Any, mesh: Mesh) -> TrainState:
+        """Shapes and places of what `init` gives; allocates nothing."""
+        return sharding.describe(jax.eval_shape(functools.partial(self.init, mesh=mesh), params), mesh)
+
 
 def create(run: RunConfig, model: ModelConfig, graphdef: nnx.GraphDef, mesh: Mesh) -> Trainer:
     """The trainer of `run` for a decoder of architecture `model`, whose graph without parameters is `graphdef`."""
@@ -84,9 +88,7 @@ def initial_state(
 ) -> TrainState:
     """A state with fresh moments; with a frozen copy of the parameters where they are compared with it."""
     zero = sharding.put(np.int32(0), sharding.replicated(mesh))
-    init = functools.partial(optimizers.init, optimizer)
-    places = sharding.shardings(jax.eval_shape(init, params), mesh)
-    opt_state = jax.jit(init, out_shardings=places)(params)
+    opt_state = optimizers.init_on(mesh, optimizer, params)
     # A copy: the policy's own arrays are donated to its updates.
     frozen = jax.tree.map(jnp.copy, params) if compared else None
     state = TrainState(step=zero, params=params, opt_state=opt_state, skipped=zero + 0, reference_params=frozen)
