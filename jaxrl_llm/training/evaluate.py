@@ -7,9 +7,12 @@ import jax
 import numpy as np
 
 from jaxrl_llm.analysis.estimators import mean_interval, pass_at_k, wilson_interval
-from jaxrl_llm.rollout.sampler import Sampler
+from jaxrl_llm.rollout.choice import Choice
+from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
 from jaxrl_llm.tasks import Task
-from jaxrl_llm.training.collect import Collected, Prompts, collect
+from jaxrl_llm.training.collect import Collected, Prompts, collect, tokenize
+from jaxrl_llm.training.config import RunConfig
+from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.types import FinishReason
 
 
@@ -36,11 +39,14 @@ class Evaluation:
 
     def metrics(self, name: str) -> dict[str, float]:
         """The numbers under `eval/<name>/`."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "collected"}
-        return {f"eval/{name}/{key}": value for key, value in values.items()}
+        return {f"eval/{name}/{key}": value for key, value in self.numbers().items()}
 
     def __str__(self) -> str:
         return f"{100 * self.accuracy:.1f} % [{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+    def numbers(self) -> dict[str, float]:
+        """Everything but the completions."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "collected"}
 
 
 def evaluate(
@@ -67,6 +73,27 @@ def evaluate(
         truncated=float((np.asarray(collected.rollout.finish_reason) == FinishReason.LENGTH).mean()),
         collected=collected,
     )
+
+
+class Evaluator:
+    """`evaluator(params, key) -> Evaluation` on a run's held-out prompts.
+
+    Attributes:
+      name: of the set of prompts.
+      prompts: tokenised.
+    """
+
+    def __init__(self, run: RunConfig, task: Task, policy: Policy):
+        self.name, examples = next(iter(task.evaluation.items()))
+        chosen = examples[: run.evaluation.prompts or len(examples)]
+        self.prompts = tokenize(chosen, policy.tokenizer, run.rollout.max_prompt_length)
+        choice = Choice(temperature=run.evaluation.temperature, top_p=run.evaluation.top_p)
+        config = SamplingConfig(run.rollout.max_response_length, policy.stop_ids, policy.pad_id, choice)
+        self.sampler = Sampler(policy.graphdef, policy.config, config)
+        self.task, self.tokenizer, self.samples = task, policy.tokenizer, run.evaluation.samples
+
+    def __call__(self, params: Any, key: jax.Array) -> Evaluation:
+        return evaluate(self.sampler, params, self.task, self.tokenizer, self.prompts, key, self.samples)
 
 
 def pass_at(collected: Collected, samples: int) -> dict[int, tuple[float, float, float]]:

@@ -36,6 +36,11 @@ class Mismatch:
     k3: float
     tokens: int
 
+    @classmethod
+    def of(cls, x: np.ndarray) -> "Mismatch":
+        """Of log-ratios float64 [tokens], at least one."""
+        return cls(float(np.abs(x).mean()), float(np.abs(x).max()), float((np.expm1(x) - x).mean()), len(x))
+
 
 def cases() -> dict[str, Fp8Sites]:
     """Emulation off, each site alone in each format, weights with block scales, and everything at once."""
@@ -77,4 +82,4 @@ def measure(
     # The ratio is taken with the untruncated behaviour, as far as the sampler truncated.
     mu = rollout.behavior_logprobs + rollout.log_kept_mass
     x = (logprobs - mu).astype(np.float64)[rollout.response_mask]
-    return Mismatch(float(np.abs(x).mean()), float(np.abs(x).max()), float((np.expm1(x) - x).mean()), len(x))
+    return Mismatch.of(x)

@@ -1,0 +1,132 @@
+"""What one rollout does to the state: scores, advantages, mini-batches, optimizer steps, and the numbers that tell of them."""
+
+import functools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm import objectives, processes, tasks
+from jaxrl_llm.training import advantages, packing, reference, rollouts, sharding
+from jaxrl_llm.training import batch as batches
+from jaxrl_llm.training import trainer as trainers
+from jaxrl_llm.training.config import RunConfig
+from jaxrl_llm.training.metrics import reduce_updates
+from jaxrl_llm.training.mismatch import Mismatch
+from jaxrl_llm.training.rollouts import Gathered
+from jaxrl_llm.training.step import score
+from jaxrl_llm.training.trainer import Trainer
+from jaxrl_llm.types import Batch, TrainState
+
+
+class Learner:
+    """`learner(state, gathered, rollout, kl_scale) -> (state, metrics)`, with the programs that it runs.
+
+    The state is given away: its arrays are updated in place.
+    """
+
+    def __init__(
+        self, run: RunConfig, task: tasks.Task, trainer: Trainer, state: TrainState, mesh: Mesh, key: jax.Array
+    ):
+        """
+        Args:
+          run: of which every rollout is learned alike.
+          task: says which tokens carry loss.
+          trainer: its parts.
+          state: where the run's state lies.
+          mesh: of its devices.
+          key: of the order in which rows are learned; rollout r uses `fold_in(key, r)`.
+        """
+        self._run, self._task, self._trainer, self._mesh, self._key = run, task, trainer, mesh, key
+        self._step = trainers.compile_step(trainer.step, state)
+        self._score = jax.jit(functools.partial(score, trainer.forward, micro_batches=run.training.parts))
+        self._measure = jax.jit(objectives.margin_diagnostics, static_argnames="alpha")
+
+    def __call__(
+        self, state: TrainState, gathered: Gathered, rollout: int, kl_scale: float
+    ) -> tuple[TrainState, dict[str, float]]:
+        """Learns from one rollout.
+
+        Args:
+          state: before its updates.
+          gathered: what was sampled and how it was rewarded.
+          rollout: its number, from 1.
+          kl_scale: factor on the coefficients of the reference KL.
+        """
+        start, run, trainer = time.monotonic(), self._run, self._trainer
+        batch = rollouts.to_batch(self._task, gathered)
+        lengths = packing.lengths_of(batch)
+        batch, assessed = self._judged(state, gathered, batch, lengths, kl_scale)
+        updates, slots = [], 0
+        for minibatch in self._minibatches(batch, lengths, jax.random.fold_in(self._key, rollout)):
+            state, update = self._step(state, minibatch)
+            updates.append(update)
+            slots += packing.slots(minibatch)
+        jax.block_until_ready(state)  # steps are dispatched, not awaited
+        seconds = time.monotonic() - start
+
+        row = assessed | reduce_updates(updates) | _mismatch(batch, updates[0])
+        row["data/padding_share"] = 1 - run.training.epochs * lengths.tokens.sum() / slots
+        if run.diagnostics.margin:
+            now = self._score(state.params, batch)
+            where = batch.behavior_logprobs, batch.advantages, batch.response_mask
+            row |= reduce_updates([self._measure(now, *where, alpha=run.diagnostics.margin)])
+        if trainer.compared:
+            kl = reference.kl_per_token(batch.behavior_logprobs, batch.reference_logprobs, batch.response_mask)
+            row |= {"kl/reference": kl, "kl/scale": kl_scale}
+        row["optimizer/steps"] = rollout * len(updates)
+        row["optimizer/skipped_total"] = int(processes.fetch(state.skipped))
+        row["time/update_s"] = seconds
+        return state, row
+
+    def _judged(
+        self, state: TrainState, gathered: Gathered, batch: Batch, lengths: packing.Lengths, kl_scale: float
+    ) -> tuple[Batch, dict[str, float]]:
+        """The batch, divided over the mesh, with the log-probs that its loss compares and with advantages; metrics of these."""
+        run, trainer, mesh = self._run, self._trainer, self._mesh
+        if run.training.packing:
+            shared = packing.plan(lengths, sharding.data_shards(mesh), run.training.parts, reorder=False)[1]
+            batch = batch.replace(packing=shared)
+        batch = sharding.spread(batch, mesh)
+        if "old_logprobs" in trainer.loss.needs or run.kl.reward:
+            batch = batch.replace(old_logprobs=self._score(state.params, batch))
+        if trainer.compared:
+            batch = batch.replace(reference_logprobs=self._score(state.reference_params, batch))
+        batch, assessed = advantages.assess(run, state, gathered, batch, trainer.critic, kl_scale)
+        return sharding.spread(batch, mesh), assessed
+
+    def _minibatches(self, batch: Batch, lengths: packing.Lengths, key: jax.Array) -> Iterator[Batch]:
+        """The rows in a new random order every epoch, cut into mini-batches, packed where the configuration says so."""
+        training, mesh = self._run.training, self._mesh
+        take = jax.jit(batches.take, out_shardings=sharding.batch_sharding(mesh))
+        batch = batch.replace(packing=None)  # that was for scoring, and would have `take` compiled anew
+        for epoch in range(training.epochs):
+            order = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), len(lengths.tokens)))
+            for rows in order.reshape(training.updates_per_rollout, -1):
+                if not training.packing:
+                    yield take(batch, rows)
+                    continue
+                places, shared = packing.plan(lengths.take(rows), sharding.data_shards(mesh), training.micro_batches)
+                yield take(batch, rows[places], shared)
+
+
+def _mismatch(batch: Batch, update: dict[str, Any]) -> dict[str, float]:
+    """Sampler against trainer before a rollout's updates; staleness counts as mismatch here.
+
+    From the scores of the whole rollout, where the objective wants them, else from the first mini-batch.
+    """
+    if batch.old_logprobs is not None:
+        old, behavior, mask = processes.fetch((batch.old_logprobs, batch.behavior_logprobs, batch.response_mask))
+        log_ratio = np.clip(np.float64(old[mask]) - behavior[mask], -20, 20)  # bounded as the objectives bound it
+        log_ratio = log_ratio[np.isfinite(log_ratio)]
+        if not len(log_ratio):
+            return {}
+        found = Mismatch.of(log_ratio)
+        values = {"mean_abs_log_ratio": found.mean, "max_abs_log_ratio": found.max, "k3": found.k3}
+        return {f"mismatch/{name}": value for name, value in values.items()}
+    names = {"ratio/abs_log": "mean_abs_log_ratio", "ratio/max_abs_log": "max_abs_log_ratio", "ratio/k3": "k3"}
+    values = reduce_updates([{name: update[name] for name in names}])
+    return {f"mismatch/{short}": values[name] for name, short in names.items() if name in values}
