@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxrl_llm.models import axes
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.attention import Attention, rope_angles
 from jaxrl_llm.models.cache import KeyValue, KVCache
@@ -68,7 +69,7 @@ class Block(nnx.Module):
         normed = self.attention_norm(x)
         if self.kind.mixer == "linear_attention":
             state = init_state(self.config, x.shape[0])
-            mixed, _ = self.delta_net(normed, layout.starts, layout.real, state, fp8)
+            mixed, _ = self.delta_net(axes.gather_tokens(normed), layout.starts, layout.real, state, fp8)
         else:
             q, k, v = self.attention.project(normed, layout.rope, fp8)
             attended = causal_attention(q, k, v, layout.attended, self.config.attention)
@@ -186,7 +187,7 @@ class Decoder(nnx.Module):
             chosen = []
             for apply, part, kind in zip(layers, params, c.layer_kinds, strict=False):
                 given = replay[len(chosen)] if replay is not None and kind.feed_forward == "moe" else None
-                x, experts = apply(part, x, given)
+                x, experts = apply(part, axes.divide_tokens(x), given)
                 chosen += [] if experts is None else [experts]
             return x, tuple(chosen)
 

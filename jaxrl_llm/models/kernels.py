@@ -14,7 +14,10 @@ from typing import Any, Literal
 import chex
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from jaxrl_llm.models import axes
 
 Kernel = Literal["auto", "xla", "splash", "cudnn"]
 
@@ -22,7 +25,6 @@ BLOCK = 1024  # queries of one block of `xla`
 SHORTEST = 512  # below, padding to a kernel's block costs more than it saves
 LANES = 128  # splash attention's blocks are multiples of it
 NEVER = -0.5 * float(jnp.finfo(jnp.float32).max)  # score of what is masked; finite, for rows that see nothing
-ROWS, HEADS = ("data", "fsdp"), "tensor"  # mesh axes that divide rows and heads
 
 
 def masked_attention(q: chex.Array, k: chex.Array, v: chex.Array, mask: chex.Array, block: int = BLOCK) -> jax.Array:
@@ -67,8 +69,11 @@ def causal_attention(
     Returns:
       [B, L, heads, head_dim].
 
+    On a mesh whose sequence axis has several devices, each attends with the queries of its own tokens to all keys and values
+    of its rows, which are gathered for it.
+
     Raises:
-      ValueError: `cudnn` in another dtype than bfloat16.
+      ValueError: `cudnn` in another dtype than bfloat16, or with rows divided over the sequence axis.
     """
     chex.assert_shape(segment_ids, q.shape[:2])
     if kernel == "auto":
@@ -79,10 +84,23 @@ def causal_attention(
     if kernel == "cudnn":
         if q.dtype != jnp.bfloat16:
             raise ValueError(f"config.model.attention = 'cudnn' computes in bfloat16; config.model.dtype is {q.dtype}")
+        if axes.sequence_parts(q.shape[1]) > 1:
+            raise ValueError(
+                "config.model.attention = 'cudnn' sees whole rows; choose 'xla' with config.mesh.sequence > 1"
+            )
         mask = _causal(segment_ids, jnp.arange(q.shape[1])[None], segment_ids)
         return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
     place = jnp.broadcast_to(jnp.arange(q.shape[1]), segment_ids.shape)
-    return _in_blocks(q, k, v, (segment_ids, place), lambda ids, own: _causal(ids, own, segment_ids), block)
+
+    def local(of_queries, of_keys):
+        (q, *rows), (k, v, all_ids) = of_queries, of_keys
+        return _in_blocks(q, k, v, tuple(rows), lambda ids, own: _causal(ids, own, all_ids), block)
+
+    of_queries, of_keys = (q, segment_ids, place), (k, v, segment_ids)
+    if axes.sequence_parts(q.shape[1]) == 1:
+        return local(of_queries, of_keys)
+    # By hand: the compiler would take the blocks of queries, one after another, from the device that has them.
+    return _on_mesh(local, of_queries, of_keys)
 
 
 def _causal(ids: jax.Array, place: jax.Array, all_ids: jax.Array) -> jax.Array:
@@ -118,46 +136,72 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) ->
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    length, interpret = q.shape[1], _platform() != "tpu"
-    block = min(4 * LANES, -(-length // LANES) * LANES)
-    padding = -length % block
+    length, parts, interpret = q.shape[1], axes.sequence_parts(q.shape[1]), _platform() != "tpu"
+    block = min(4 * LANES, -(-length // (LANES * parts)) * LANES)
+    padding = -length % (block * parts)
+    whole = length + padding
+    kernel = splash.make_splash_mha(
+        masks.MultiHeadMask([masks.CausalMask((whole, whole), shard_count=parts)] * _local_heads(q)),
+        block_sizes=splash.BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_q_dq=block,
+            block_kv_dq=block,
+        ),
+        head_shards=1,  # all heads see the same
+        q_seq_shards=parts,
+        interpret=interpret,
+    )
 
-    def local(q, k, v, segment_ids):
-        """[B, L, heads, D] on one device."""
-        q, k, v = (
-            jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))).swapaxes(1, 2)
-            for x in (q / math.sqrt(q.shape[-1]), k, v)
-        )
-        ids = jnp.pad(segment_ids, ((0, 0), (0, padding)), constant_values=-1)
-        whole = length + padding
-        kernel = splash.make_splash_mha_single_device(
-            masks.MultiHeadMask([masks.CausalMask((whole, whole))] * q.shape[1]),
-            block_sizes=splash.BlockSizes(
-                block_q=block,
-                block_kv=block,
-                block_q_dkv=block,
-                block_kv_dkv=block,
-                block_q_dq=block,
-                block_kv_dq=block,
-            ),
-            interpret=interpret,
-        )
-        y = jax.vmap(kernel)(q, k, v, splash.SegmentIds(ids, ids))
-        return y.swapaxes(1, 2)[:, :length].astype(q.dtype)
+    def local(of_queries, of_keys, kernel):
+        (q, ids), (k, v, all_ids) = of_queries, of_keys
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+        return jax.vmap(kernel)(q, k, v, splash.SegmentIds(ids, all_ids)).swapaxes(1, 2)
 
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
-        return local(q, k, v, segment_ids)
-    sizes = dict(mesh.shape)
-    rows = ROWS if q.shape[0] % math.prod(sizes[axis] for axis in ROWS) == 0 else None
-    heads = HEADS if q.shape[2] % sizes[HEADS] == 0 else None
-    if heads and k.shape[2] % sizes[HEADS]:
+    q, k, v = (jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) for x in (q / math.sqrt(q.shape[-1]), k, v))
+    ids = jnp.pad(segment_ids, ((0, 0), (0, padding)), constant_values=-1)
+    if axes.current() is None:
+        y = local((q, ids), (k, v, ids), kernel)
+    else:
+        place = NamedSharding(axes.current(), P(None, axes.SEQUENCE if parts > 1 else None))
+        y = _on_mesh(local, (q, ids), (k, v, ids), (kernel, kernel.manual_sharding_spec(place)))
+    return y[:, :length].astype(q.dtype)
+
+
+def _on_mesh(local: Callable[..., jax.Array], of_queries: tuple, of_keys: tuple, *others: tuple[Any, Any]) -> jax.Array:
+    """`local(of_queries, of_keys, *others)` on each device, with its rows and heads and its part of the queries.
+
+    Args:
+      local: returns what the queries are shaped like.
+      of_queries: q [B, L, heads, D] and arrays [B, L], divided over the sequence axis.
+      of_keys: k and v [B, L, kv_heads, D] and arrays [B, L], whole along it.
+      others: pairs of a further argument and its partition.
+    """
+    mesh, (q, *_), (k, v, *rest) = axes.current(), of_queries, of_keys
+    rows, part = axes.tokens(mesh, *q.shape[:2])
+    heads = axes.even(mesh, q.shape[2], axes.TENSOR)
+    if heads and axes.even(mesh, k.shape[2], heads) is None:
         # Fewer key heads than devices: each query head brings its own.
         k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    split = P(rows, None, heads)
+
+    def spec(x, part):
+        return P(rows, part, heads) if x.ndim == 4 else P(rows, part)
+
+    of_keys = (k, v, *rest)
+    inputs = tuple(spec(x, part) for x in of_queries), tuple(spec(x, None) for x in of_keys)
+    arguments, specs = zip(*others, strict=True) if others else ((), ())
     # The kernel does not say over which axes its result varies, so that cannot be checked.
-    inputs = (split, split, split, P(rows))
-    return jax.shard_map(local, in_specs=inputs, out_specs=split, check_vma=False)(q, k, v, segment_ids)
+    mapped = jax.shard_map(local, in_specs=(*inputs, *specs), out_specs=inputs[0][0], check_vma=False)
+    return mapped(of_queries, of_keys, *arguments)
+
+
+def _local_heads(q: jax.Array) -> int:
+    """Heads of q [B, L, heads, D] on one device."""
+    mesh = axes.current()
+    divided = mesh is not None and axes.even(mesh, q.shape[2], axes.TENSOR)
+    return q.shape[2] // mesh.shape[axes.TENSOR] if divided else q.shape[2]
 
 
 def _platform() -> Any:

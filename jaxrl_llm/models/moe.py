@@ -17,12 +17,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from jaxrl_llm.models import axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import FeedForward, Linear
 from jaxrl_llm.ops.fp8 import Fp8Sites, fake_quant
-
-# Mesh axes: rows of a batch are divided over the first two, experts and their width over the others.
-ROWS, EXPERT, TENSOR = ("data", "fsdp"), "expert", "tensor"
 
 
 class ExpertLinear(nnx.Module):
@@ -46,12 +44,13 @@ class Experts(nnx.Module):
         """Gated sum [B, L, D] of the chosen experts' outputs; experts int32 and gates float32 [B, L, k]."""
         kernels = [layer.kernel[...].astype(x.dtype) for layer in (self.gate, self.up, self.down)]
         x = fake_quant(x, fp8.activations)
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty or mesh.size == 1:
+        mesh = axes.current()
+        if mesh is None:
             return apply_experts(x, experts, gates, *kernels, fp8=fp8)
-        rows, expert, tensor = _divisions(mesh, x.shape[0], *kernels[0].shape[::2])
-        inputs = (P(rows), P(rows), P(rows), P(expert, None, tensor), P(expert, None, tensor), P(expert, tensor))
-
+        tokens = P(*axes.tokens(mesh, *x.shape[:2]))
+        expert = axes.even(mesh, kernels[0].shape[0], axes.EXPERT)
+        tensor = axes.even(mesh, kernels[0].shape[2], axes.TENSOR)
+        inputs = (tokens, tokens, tokens, P(expert, None, tensor), P(expert, None, tensor), P(expert, tensor))
         parts = tuple(axis for axis in (expert, tensor) if axis is not None)
 
         def local(x, experts, gates, *kernels):
@@ -61,7 +60,7 @@ class Experts(nnx.Module):
             first = 0 if expert is None else jax.lax.axis_index(expert) * kernels[0].shape[0]
             return jax.lax.psum(apply_experts(x, experts, gates, *kernels, first=first, fp8=fp8), parts)
 
-        return jax.shard_map(local, in_specs=inputs, out_specs=P(rows))(x, experts, gates, *kernels)
+        return jax.shard_map(local, in_specs=inputs, out_specs=tokens)(x, experts, gates, *kernels)
 
 
 class MoE(nnx.Module):
@@ -175,13 +174,3 @@ def router_load(experts: chex.Array, mask: chex.Array, num_experts: int) -> jax.
     weights = jnp.broadcast_to(mask[:, :, None, None], experts.shape).astype(jnp.float32)
     counts = jnp.zeros((layers, num_experts), jnp.float32).at[jnp.arange(layers)[:, None], experts].add(weights)
     return counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1)
-
-
-def _divisions(mesh, batch: int, experts: int, width: int):
-    """Mesh axes that really divide rows, experts and their width; None where they do not."""
-    sizes = dict(mesh.shape)
-    rows = tuple(axis for axis in ROWS if axis in sizes)
-    rows = rows if batch % math.prod(sizes[axis] for axis in rows) == 0 else None
-    expert = EXPERT if experts % sizes.get(EXPERT, experts + 1) == 0 else None
-    tensor = TENSOR if width % sizes.get(TENSOR, width + 1) == 0 else None
-    return rows, expert, tensor

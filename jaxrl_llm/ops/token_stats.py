@@ -39,8 +39,10 @@ class Layout:
     vocab: str = "tensor"
 
     def fit(self, count: int, vocab_size: int) -> tuple[tuple[str, ...], str | None]:
-        """The row axes and the vocabulary axis that divide these sizes; () and None where they do not."""
-        rows = self.rows if count % math.prod(self.mesh.shape[axis] for axis in self.rows) == 0 else ()
+        """The row axes, the first of them at least, and the vocabulary axis that divide these sizes; () and None else."""
+        rows = self.rows
+        while count % math.prod(self.mesh.shape[axis] for axis in rows):
+            rows = rows[:-1]
         return rows, self.vocab if vocab_size % self.mesh.shape[self.vocab] == 0 else None
 
 

@@ -1,6 +1,6 @@
 """Where sampling lies on a device mesh.
 
-Sequences are divided over `data` and `fsdp`, heads of the cached keys and values and the vocabulary of the logits over
+Sequences are divided over `data`, `fsdp` and `sequence`, heads of the cached keys and values and the vocabulary of the logits over
 `tensor`, so that every device decodes rows of its own. A draw needs its row's whole vocabulary: for it the rows are
 divided over all axes, which costs one exchange of logits and no device the work of another. The mesh is the one that
 the parameters lie on; without one, or on one device, nothing here does anything.
@@ -16,10 +16,12 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxrl_llm.models import axes
 from jaxrl_llm.models.cache import KeyValue
 
-ROWS, TENSOR, PARAMETERS = ("data", "fsdp"), "tensor", "fsdp"
-ALL = (*ROWS, "expert", "tensor")
+ROWS = (*axes.ROWS, axes.SEQUENCE)  # a decoding step has no tokens beside one another: that axis takes rows
+ALL = (*ROWS, axes.EXPERT, axes.TENSOR)
+PARAMETERS = ("fsdp", axes.SEQUENCE)  # what training divides parameters over, and decoding gathers
 
 
 @flax.struct.dataclass
@@ -53,7 +55,7 @@ def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
 
 def shards(mesh: Mesh | None) -> int:
     """Parts into which rows are divided."""
-    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in ROWS)
+    return 1 if mesh is None else math.prod(mesh.shape.get(axis, 1) for axis in ROWS)
 
 
 def specs(tree: Any, mesh: Any) -> Any:
@@ -64,8 +66,10 @@ def specs(tree: Any, mesh: Any) -> Any:
 
     def one(x):
         if isinstance(x, KeyValue):
-            return KeyValue(*[P(_even(x.keys.shape[0], mesh, ROWS), _even(x.keys.shape[1], mesh, TENSOR))] * 2)
-        return P(_even(x.shape[0], mesh, ROWS)) if x.ndim else P()
+            return KeyValue(
+                *[P(axes.even(mesh, x.keys.shape[0], ROWS), axes.even(mesh, x.keys.shape[1], axes.TENSOR))] * 2
+            )
+        return P(axes.even(mesh, x.shape[0], ROWS)) if x.ndim else P()
 
     return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, KeyValue))
 
@@ -77,7 +81,7 @@ def places(tree: Any, mesh: Mesh) -> Any:
 
 def divide(tree: Any) -> Any:
     """Inside a program: the same arrays, divided as `specs` says."""
-    mesh = _mesh()
+    mesh = axes.current()
     if mesh is None:
         return tree
     return jax.tree.map(jax.lax.with_sharding_constraint, tree, specs(tree, mesh))
@@ -91,19 +95,19 @@ def by_rows(function: Callable[..., Any], logits: jax.Array, *arrays: jax.Array)
       logits: [R, V].
       arrays: [R, ...].
     """
-    mesh = _mesh()
+    mesh = axes.current()
     if mesh is None:
         return function(logits, *arrays)
-    rows = _even(logits.shape[0], mesh, ROWS)
-    logits = jax.lax.with_sharding_constraint(logits, P(rows, _even(logits.shape[1], mesh, TENSOR)))
-    rows = _even(logits.shape[0], mesh, ALL) or rows
+    rows = axes.even(mesh, logits.shape[0], ROWS)
+    logits = jax.lax.with_sharding_constraint(logits, P(rows, axes.even(mesh, logits.shape[1], axes.TENSOR)))
+    rows = axes.even(mesh, logits.shape[0], ALL) or rows
     # Mapped by hand, because the compiler would gather all rows wherever it cannot divide an operation (a sort, a top-k).
     mapped = jax.shard_map(function, in_specs=P(rows), out_specs=P(rows), check_vma=False)
     return divide(mapped(logits, *arrays))
 
 
 def gather(loaded: Loaded) -> Loaded:
-    """The parameters gathered over `fsdp`, still divided over `tensor` and `expert`: decoding then moves none of them."""
+    """The parameters gathered over `fsdp` and `sequence`, still divided over `tensor` and `expert`: decoding then moves none of them."""
     leaves, structure = jax.tree.flatten(loaded)
     new = dict(enumerate(jax.tree.leaves(gathered_places(loaded))))
     moved = [i for i, place in new.items() if not place.is_equivalent_to(leaves[i].sharding, leaves[i].ndim)]
@@ -124,22 +128,10 @@ def gathered_places(loaded: Loaded) -> Loaded:
     def place(path, x):
         if jax.tree_util.DictKey("layers") in path:
             return x.sharding
-        kept = (tuple(axis for axis in _axes(entry) if axis != PARAMETERS) or None for entry in x.sharding.spec)
+        kept = (tuple(axis for axis in _axes(entry) if axis not in PARAMETERS) or None for entry in x.sharding.spec)
         return NamedSharding(x.sharding.mesh, P(*kept))
 
     return jax.tree_util.tree_map_with_path(place, loaded)
-
-
-def _mesh() -> Any | None:
-    """The mesh that a program is being compiled for, where it has several devices."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return None if mesh.empty or mesh.size == 1 else mesh
-
-
-def _even(size: int, mesh: Any, axes: str | tuple[str, ...]) -> str | tuple[str, ...] | None:
-    """`axes` where they divide `size`, else None."""
-    parts = math.prod(mesh.shape[axis] for axis in _axes(axes))
-    return axes if size % parts == 0 else None
 
 
 def _axes(entry: Any) -> tuple[str, ...]:

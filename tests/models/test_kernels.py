@@ -76,6 +76,23 @@ def test_flash_attention_divides_rows_and_heads_over_the_mesh(kv_heads):
     same(ours, value_and_gradients(written_out(causal(ids)), ids > 0, q, k, v), 1e-4)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "length", "sizes", "kv_heads"),
+    [
+        ("xla", 24, (2, 1, 2, 2), 2),
+        ("xla", 24, (1, 1, 4, 2), 1),
+        ("xla", 23, (2, 1, 2, 2), 2),  # does not divide: rows stay whole
+        ("splash", 130, (1, 1, 2, 2), 1),
+    ],
+)
+def test_queries_divided_over_the_sequence_see_the_same_keys(kernel, length, sizes, kv_heads):
+    q, k, v, ids = inputs(length, 16, 4, kv_heads)
+    devices = np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes)
+    with jax.set_mesh(Mesh(devices, ("data", "fsdp", "sequence", "tensor"))):
+        ours = value_and_gradients(lambda *x: kernels.causal_attention(*x, ids, kernel, 4), ids > 0, q, k, v)
+    same(ours, value_and_gradients(written_out(causal(ids)), ids > 0, q, k, v), 1e-4)
+
+
 def test_the_gpus_kernel_is_refused_in_float32():
     q, k, v, ids = inputs(8, 8)
     with pytest.raises(ValueError, match=r"config\.model\.attention = 'cudnn' computes in bfloat16"):

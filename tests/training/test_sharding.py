@@ -38,16 +38,17 @@ def make_params():
 @pytest.mark.parametrize(
     ("sizes", "shape"),
     [
-        ({}, (8, 1, 1, 1)),
-        ({"fsdp": 4}, (2, 4, 1, 1)),
-        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 2, 1)),
-        ({"data": 2, "fsdp": 2, "tensor": 1, "expert": 2}, (2, 2, 1, 2)),
-        ({"data": -1, "fsdp": 8}, (1, 8, 1, 1)),
+        ({}, (8, 1, 1, 1, 1)),
+        ({"fsdp": 4}, (2, 4, 1, 1, 1)),
+        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 2, 1)),
+        ({"data": 2, "fsdp": 2, "tensor": 1, "expert": 2}, (2, 2, 1, 1, 2)),
+        ({"data": -1, "fsdp": 2, "sequence": 4}, (1, 2, 4, 1, 1)),
+        ({"data": -1, "fsdp": 8}, (1, 8, 1, 1, 1)),
     ],
 )
 def test_mesh(sizes, shape):
     made = mesh(**sizes)
-    assert made.axis_names == ("data", "fsdp", "tensor", "expert")
+    assert made.axis_names == ("data", "fsdp", "sequence", "tensor", "expert")
     assert made.devices.shape == shape
     assert list(made.devices.flat) == jax.devices()
     assert sharding.data_shards(made) == shape[0] * shape[1]
@@ -64,7 +65,10 @@ def test_mesh(sizes, shape):
         ({"tensor": 0}, r"config\.mesh\.tensor is 0; it must be positive, or -1"),
         ({"expert": -2}, r"config\.mesh\.expert is -2; it must be positive, or -1"),
         ({"fsdp": -1}, r"config\.mesh\.fsdp is -1; it must be positive: config\.mesh\.data takes the rest already"),
-        ({"data": 2}, r"config\.mesh \(data x fsdp x tensor x expert = 2 x 1 x 1 x 1\) uses 2 of 8 devices"),
+        (
+            {"data": 2},
+            r"config\.mesh \(data x fsdp x sequence x tensor x expert = 2 x 1 x 1 x 1 x 1\) uses 2 of 8 devices",
+        ),
         ({"data": 16}, r"config\.mesh\.data is 16; it must be a divisor of the 8 devices"),
     ],
 )
@@ -77,11 +81,11 @@ def test_a_run_is_read_on_whatever_devices_there_are():
     shape = dict(sharding.reading_mesh(MeshConfig(data=2, fsdp=4)).shape)
     assert (shape["data"], shape["fsdp"]) == (2, 4)
     shape = dict(sharding.reading_mesh(MeshConfig(data=1, fsdp=16, tensor=2)).shape)
-    assert shape == {"data": 1, "fsdp": 8, "tensor": 1, "expert": 1}
+    assert shape == {"data": 1, "fsdp": 8, "sequence": 1, "tensor": 1, "expert": 1}
 
 
 def test_mesh_over_some_devices():
-    assert sharding.create_mesh(MeshConfig(fsdp=2), jax.devices()[:4]).devices.shape == (2, 2, 1, 1)
+    assert sharding.create_mesh(MeshConfig(fsdp=2), jax.devices()[:4]).devices.shape == (2, 2, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,16 @@ def test_partition_spec_refuses_what_it_does_not_know():
         sharding.partition_spec(("width",), (4,), mesh())
     with pytest.raises(ValueError, match=r"2 logical axes .* for an array of shape \(4,\)"):
         sharding.partition_spec(("embed", "mlp"), (4,), mesh())
+
+
+@pytest.mark.parametrize(
+    ("size", "spec"),
+    [(8, P(("fsdp", "sequence"), "tensor")), (6, P(None, "tensor")), (4, P(("fsdp", "sequence"), "tensor"))],
+)
+def test_parameters_are_divided_over_fsdp_and_sequence_together(size, spec):
+    device_mesh = mesh(fsdp=2, sequence=2, tensor=2)
+    assert sharding.partition_spec(("embed", "heads"), (size, 6), device_mesh) == spec
+    assert sharding.partition_spec(("embed", "heads"), (size, 6), mesh(sequence=2, data=4))[0] == "sequence"
 
 
 def test_every_large_parameter_is_divided_over_fsdp_and_tensor():
