@@ -11,8 +11,8 @@ Hardware: a TPU slice that experiments/plan_pod.py says it fits. Metric: avg@16 
 from jaxrl_llm.training import config_files
 
 
-def get_config():
-    config = config_files.beside(__file__, "qwen3_4b_dapo.py").get_config("Qwen/Qwen3-30B-A3B")
+def get_config(source="Qwen/Qwen3-30B-A3B"):
+    config = config_files.beside(__file__, "qwen3_4b_dapo.py").get_config(source)
     config.run_dir = "runs/qwen3_30b_a3b_dapo"
     config.rollout.routing_replay = True
     config.rollout.gather_params = False  # a copy on every chip would not fit

@@ -1,9 +1,9 @@
-"""Qwen3.5-35B-A3B (gated delta nets, mixture of experts) on DAPO-Math-17k; otherwise as configs/qwen3_4b_dapo.py.
+"""Qwen3.5-35B-A3B (gated delta nets, mixture of experts) on DAPO-Math-17k; otherwise as configs/qwen3_30b_a3b_dapo.py.
 
     python experiments/train.py --config=configs/qwen3_5_35b_a3b_dapo.py
     python experiments/plan_pod.py --config=configs/qwen3_5_35b_a3b_dapo.py --topology=v5p:4x4x4
 
-The trainer replays the experts that the sampler chose. Of the published checkpoint the text model is read.
+Of the published checkpoint the text model is read.
 
 Hardware: a TPU slice that experiments/plan_pod.py says it fits. Metric: avg@16 on AIME 2024 and 2025.
 """
@@ -12,9 +12,6 @@ from jaxrl_llm.training import config_files
 
 
 def get_config():
-    config = config_files.beside(__file__, "qwen3_4b_dapo.py").get_config("Qwen/Qwen3.5-35B-A3B")
+    config = config_files.beside(__file__, "qwen3_30b_a3b_dapo.py").get_config("Qwen/Qwen3.5-35B-A3B")
     config.run_dir = "runs/qwen3_5_35b_a3b_dapo"
-    config.rollout.routing_replay = True
-    config.rollout.gather_params = False  # a copy on every chip would not fit
-    config.training.micro_batches = 2
     return config

@@ -18,24 +18,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
-from benchmarks import timing
+from benchmarks import subjects, timing
 from flax import nnx
 
 from jaxrl_llm import tasks
-from jaxrl_llm.models import hf, hf_config
+from jaxrl_llm.models import hf
+from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.models.layers import few_rows
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler
 from jaxrl_llm.rollout.slots import SamplingConfig
-from jaxrl_llm.training import config_files
 from jaxrl_llm.training.collect import tokenize
 
-ROOT = pathlib.Path(__file__).parents[2]
-QWEN3 = ModelConfig(
-    vocab_size=4096, hidden_size=256, intermediate_size=768, num_layers=4, num_heads=8, num_kv_heads=4, head_dim=32
-)
 TOP_PS = (1.0, 0.95)
 QUEUE = 4  # batches' worth of sequences that wait in the comparison of batching
 
@@ -66,28 +62,27 @@ class Subject:
 
 def subject(name: str, count: int, length: int) -> Subject:
     """The model `name` with `count` prompts of `length` tokens: at random, or the ends of chats for a trained one."""
+    if name not in subjects.NAMES:
+        raise ValueError(f"--models has {name!r}; choose from: {', '.join(subjects.NAMES)}")
+    model, params = subjects.create(name)
     if name == "qwen3":
-        prompts = np.random.default_rng(0).integers(0, QWEN3.vocab_size, (count, length)).tolist()
-        graphdef, params = nnx.split(Decoder(QWEN3, rngs=nnx.Rngs(0)), nnx.Param)
-        return Subject(name, QWEN3, graphdef, params, prompts)
-    if name != "smollm2":
-        raise ValueError(f"--models has {name!r}; choose from: qwen3, smollm2")
-    path = hf.find(config_files.load(ROOT / "configs" / "smollm2_arith.py").smollm2())
-    model = hf.read_config(path)
-    chats = tasks.create({"name": "word_problems"}).train[:count]
-    prompts = [ids[-length:] for ids in tokenize(chats, hf.tokenizer(path), 2**30).tokens]
-    if min(map(len, prompts)) < length:
-        raise ValueError(f"--prompt_length is {length}; it must be at most {min(map(len, prompts))} with smollm2")
-    graphdef = nnx.split(nnx.eval_shape(lambda: Decoder(model, rngs=nnx.Rngs(0))), nnx.Param)[0]
-    return Subject(name, model, graphdef, hf.load(path, model), prompts)
+        prompts = np.random.default_rng(0).integers(0, model.vocab_size, (count, length)).tolist()
+    else:
+        chats = tasks.create({"name": "word_problems"}).train[:count]
+        prompts = [ids[-length:] for ids in tokenize(chats, hf.tokenizer(subjects.checkpoint()), 2**30).tokens]
+    shortest = min(map(len, prompts))
+    if shortest < length:
+        raise ValueError(f"--prompt_length is {length}; it must be at most {shortest} with {name}")
+    return Subject(name, model, abstract(Decoder, model)[0], params, prompts)
 
 
 def measure(repetitions: int, top_k: int) -> None:
     """Everything, one model after the other; `top_k` is the width of the view that ours record."""
     rows, length, new = _ROWS.value, _PROMPT.value, _NEW.value
     peak, bandwidth = ceilings(repetitions)
+    side = subjects.SIDE
     print(
-        f"machine: {peak / 1e9:.0f} GFLOP/s (2048 x 2048 matrices, float32), {bandwidth / 1e9:.1f} GB/s (read + write)"
+        f"machine: {peak / 1e9:.0f} GFLOP/s ({side} x {side} matrices, float32), {bandwidth / 1e9:.1f} GB/s (read + write)"
     )
     for name in _MODELS.value:
         it = subject(name, rows * QUEUE, length)
@@ -105,12 +100,11 @@ def against_others(it: Subject, repetitions: int, top_k: int) -> float:
     keys = iter(jax.random.split(jax.random.key(0), 10_000))
     found = {}
     with contextlib.ExitStack() as stack:
-        directory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / it.name
-        theirs = hf_config.to_transformers(it.model)
-        hf.save(directory, it.params, it.model, theirs, None, dtype="float32")
-        generate = transformers_generate(directory, prompts, new)
+        generate = transformers_generate(it, prompts, new)
         calls = {}
         if _TUNIX.value is not None:
+            directory = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / it.name
+            subjects.save(directory, it.model, it.params)
             tunix = stack.enter_context(tunix_generate(_TUNIX.value, directory, prompts, new))
         for top_p in TOP_PS:
             sample = it.sample(top_p, new, top_k)
@@ -134,14 +128,11 @@ def against_others(it: Subject, repetitions: int, top_k: int) -> float:
     return timing.spread(found["jaxrl_llm", 1.0])[0]
 
 
-def transformers_generate(directory: pathlib.Path, prompts: list[list[int]], new: int) -> Callable[[float], Any]:
+def transformers_generate(it: Subject, prompts: list[list[int]], new: int) -> Callable[[float], Any]:
     """transformers' `generate` on all cores, waiting for top_p."""
     import torch
-    import transformers
 
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as XLA takes
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
+    model = subjects.torch_model(it.model, it.params).eval()
     model.generation_config.eos_token_id = None  # nothing stops it but the length
     tokens = torch.tensor(prompts)
 
@@ -222,16 +213,15 @@ def skewed_lengths(count: int, longest: int) -> np.ndarray:
 
 def ceilings(repetitions: int) -> tuple[float, float]:
     """FLOP/s of a product of large matrices, and bytes per second of an array read and written."""
-    size = 2048
-    square = jax.random.normal(jax.random.key(0), (size, size))
-    product, double = jax.jit(jnp.matmul), jax.jit(lambda x: x * 2, donate_argnums=0)
+    product, work = subjects.large_product()
+    double = jax.jit(lambda x: x * 2, donate_argnums=0)
     buffers = [jnp.ones(2**26)]  # 256 MB, written where it was read: no new memory to be mapped
 
     def rewrite():
         buffers[0] = jax.block_until_ready(double(buffers[0]))
 
-    multiplied, rewritten = timing.take_turns([lambda: product(square, square), rewrite], max(5, repetitions))
-    return 2 * size**3 / min(multiplied), 2 * buffers[0].nbytes / min(rewritten)
+    multiplied, rewritten = timing.take_turns([product, rewrite], max(5, repetitions))
+    return work / min(multiplied), 2 * buffers[0].nbytes / min(rewritten)
 
 
 def roofline(it: Subject, seconds: float, repetitions: int, peak: float, bandwidth: float) -> None:

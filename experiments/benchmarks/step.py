@@ -13,9 +13,6 @@ What else runs on the machine falsifies all of it, torch's times most, whose thr
 """
 
 import dataclasses
-import os
-import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -23,31 +20,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
-from benchmarks import timing
-from flax import nnx
+from benchmarks import subjects, timing
 
 from jaxrl_llm import objectives
-from jaxrl_llm.models import hf, hf_config
+from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.plan.programs import forward_flops
 from jaxrl_llm.training import batch as batches
-from jaxrl_llm.training import config_files, packing, sharding, trainer
 from jaxrl_llm.training import optimizer as optimizers
-from jaxrl_llm.training.config import Optimizer
+from jaxrl_llm.training import packing, sharding, trainer
+from jaxrl_llm.training.config import Mesh, Optimizer
 from jaxrl_llm.training.step import Forward, TrainStep
 from jaxrl_llm.types import Batch
 
-ROOT = pathlib.Path(__file__).parents[2]
-QWEN3 = ModelConfig(
-    vocab_size=4096, hidden_size=256, intermediate_size=768, num_layers=4, num_heads=8, num_kv_heads=4, head_dim=32
-)
-SIDE = 2048  # of the large matrices
 RATE, NORM, CLIP = 1e-6, 1.0, 0.2
 
-_MODEL = flags.DEFINE_enum(
-    "step_model", "smollm2", ["smollm2", "qwen3"], "SmolLM2-135M, or 4 layers, 256 wide, random."
-)
+_MODEL = flags.DEFINE_enum("step_model", "smollm2", subjects.NAMES, "SmolLM2-135M, or 4 layers, 256 wide, random.")
 _SEQUENCES = flags.DEFINE_integer("sequences", 16, "Sequences of the mini-batch.", lower_bound=1)
 _PROMPT = flags.DEFINE_integer("prompt", 80, "Tokens of a prompt, at most.", lower_bound=4)
 _RESPONSE = flags.DEFINE_integer("response", 176, "Tokens of a response, at most.", lower_bound=4)
@@ -79,11 +68,10 @@ def measure(repetitions: int) -> None:
 
 def report(title: str, model: ModelConfig, lengths, calls: dict[str, Callable], repetitions: int, batch: Batch) -> None:
     """One line for each; ratios are taken turn by turn, since neighbours in time see the same machine."""
-    square = jax.random.normal(jax.random.key(0), (SIDE, SIDE))
-    product = jax.jit(jnp.matmul)
-    *seconds, products = timing.take_turns([*calls.values(), lambda: product(square, square)], repetitions)
+    product, work = subjects.large_product()
+    *seconds, products = timing.take_turns([*calls.values(), product], repetitions)
     flops = 3 * sum(forward_flops(model, 1, int(p + r), int(r)) for p, r in zip(*lengths, strict=True))
-    peak = [2 * SIDE**3 / s for s in products]
+    peak = [work / s for s in products]
     tokens = int(np.sum(lengths))
     print(f"{title}: {tokens} tokens in {batch.tokens.size} places, {flops / 1e9:.0f} GFLOP of the model's own", end="")
     print("" if batch.packing is None else f"; packed: {packing.slots(batch)} places")
@@ -100,16 +88,9 @@ def report(title: str, model: ModelConfig, lengths, calls: dict[str, Callable], 
 
 def subject(name: str) -> tuple[ModelConfig, Any]:
     """Architecture and parameters, on the host: every step takes a copy that it may overwrite."""
-    fields = {"remat": _REMAT.value}
-    if name == "qwen3":
-        model = dataclasses.replace(QWEN3, **fields)
-        params = nnx.split(Decoder(model, rngs=nnx.Rngs(0)), nnx.Param)[1]
-    else:
-        path = hf.find(config_files.load(ROOT / "configs" / "smollm2_arith.py").smollm2())
-        model = hf.read_config(path, **fields)
-        params = hf.load(path, model)
-    model = dataclasses.replace(model, scan_unroll=_UNROLL.value or model.num_layers)
-    return model, jax.device_get(params)
+    model, params = subjects.create(name)
+    fields = {"remat": _REMAT.value, "scan_unroll": _UNROLL.value or model.num_layers}
+    return dataclasses.replace(model, **fields), jax.device_get(params)
 
 
 def skewed(count: int, prompt: int, response: int) -> tuple[np.ndarray, np.ndarray]:
@@ -135,11 +116,11 @@ def make_batch(model: ModelConfig, prompts: np.ndarray, responses: np.ndarray) -
 
 def ours(model: ModelConfig, params: Any, batch: Batch) -> Callable[[], jax.Array]:
     """Our step, again and again on the same mini-batch; it returns the loss."""
-    graphdef = nnx.split(nnx.eval_shape(lambda: Decoder(model, rngs=nnx.Rngs(0))), nnx.Param)[0]
+    graphdef = abstract(Decoder, model)[0]
     loss = objectives.build({"name": "grpo", "aggregation": {"mode": "token_mean"}})
     optimizer = optimizers.create(Optimizer(learning_rate=RATE, max_grad_norm=NORM), 1)
     step = TrainStep(Forward(graphdef, model.vocab_size), loss, optimizer, _MICRO_BATCHES.value)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1, 1), ("data", "fsdp", "tensor", "expert"))
+    mesh = sharding.create_mesh(Mesh(), jax.devices()[:1])
     params = sharding.put(params, sharding.shardings(params, mesh))
     state = [trainer.initial_state(params, optimizer, mesh)]
     compiled = trainer.compile_step(step, state[0])
@@ -154,15 +135,8 @@ def ours(model: ModelConfig, params: Any, batch: Batch) -> Callable[[], jax.Arra
 def torch_step(model: ModelConfig, params: Any, batch: Batch) -> Callable[[], Any]:
     """The same step by transformers and torch, on all cores; it returns the loss."""
     import torch
-    import transformers
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))  # as many as XLA takes
-    transformers.utils.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as directory:
-        hf.save(
-            pathlib.Path(directory) / "model", params, model, hf_config.to_transformers(model), None, dtype="float32"
-        )
-        policy = transformers.AutoModelForCausalLM.from_pretrained(f"{directory}/model", dtype="float32").train()
+    policy = subjects.torch_model(model, params).train()
     if _REMAT.value == "full":
         policy.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=RATE, weight_decay=0.0, fused=True)
