@@ -9,6 +9,7 @@ from jaxrl_llm.plan import chips, programs, report
 from jaxrl_llm.plan.programs import Program
 from jaxrl_llm.training import sharding
 from jaxrl_llm.training.config import RunConfig
+from tests import tiny
 
 
 @pytest.fixture(scope="module")
@@ -16,15 +17,7 @@ def run():
     return RunConfig.read(
         {
             "model": {
-                "architecture": {
-                    "vocab_size": 64,
-                    "hidden_size": 32,
-                    "intermediate_size": 64,
-                    "num_layers": 3,
-                    "num_heads": 4,
-                    "num_kv_heads": 2,
-                    "head_dim": 8,
-                },
+                "architecture": tiny.SIZES | {"vocab_size": 64, "intermediate_size": 64, "num_layers": 3},
                 "remat": "full",
             },
             "rollout": {

@@ -5,16 +5,9 @@ import pytest
 from jaxrl_llm.plan import programs
 from jaxrl_llm.training import sharding
 from jaxrl_llm.training.config import RunConfig
+from tests import tiny
 
-ARCHITECTURE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 8,
-}
+ARCHITECTURE = tiny.SIZES | {"vocab_size": 64, "intermediate_size": 64}
 # By hand: query and out 32 x 32, key and value 32 x 16, three of 32 x 64, norms of 2 x 32 and 2 x 8; embedding, final norm.
 DECODER = 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 2 * 32 + 2 * 8) + 32
 HEAD = 32

@@ -7,8 +7,6 @@ import string
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import hf, hf_config
-from jaxrl_llm.tasks.tokenizer import CharTokenizer
 from jaxrl_llm.training import config_files
 from tests import tiny
 from tests.training import tiny as runs
@@ -20,13 +18,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def instruct(tmp_path_factory):
     """Directory of a tiny chat model that spells."""
-    path = tmp_path_factory.mktemp("instruct") / "model"
-    alphabet = CharTokenizer(string.printable[:96] + "\n")
-    config, _, params = tiny.decoder(vocab_size=alphabet.vocab_size, num_layers=1, hidden_size=16)
-    tokenizer = alphabet.to_transformers()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
-    hf.save(path, params, config, hf_config.to_transformers(config), tokenizer, "float32")
-    return path
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    return tiny.chat(tmp_path_factory.mktemp("instruct"), string.printable[:96] + "\n", template, hidden_size=16)
 
 
 def test_the_shipped_configuration_runs(tmp_path, instruct):

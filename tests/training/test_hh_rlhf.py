@@ -7,8 +7,6 @@ import pytest
 from rich.console import Console
 
 from jaxrl_llm import schema
-from jaxrl_llm.models import hf, hf_config
-from jaxrl_llm.tasks.tokenizer import CharTokenizer
 from jaxrl_llm.training import config_files, loop, reward_model
 from jaxrl_llm.training.config import RunConfig
 from tests import tiny
@@ -31,15 +29,12 @@ def shrink(config, source):
 def parts(tmp_path_factory):
     """(chat model's directory, reward model's run directory)."""
     folder = tmp_path_factory.mktemp("hh_rlhf")
-    tokenizer = CharTokenizer("".join(sorted(set(ROWS.read_text(encoding="utf-8"))))).to_transformers()
     turns = "{% for m in messages %}{{ m.role[:1] }}:{{ m.content }}\n{% endfor %}"
-    tokenizer.chat_template = turns + "{% if add_generation_prompt %}a:{% endif %}"
-    config, _, params = tiny.decoder(vocab_size=len(tokenizer), qk_norm=False, num_layers=1)
-    theirs = hf_config.to_transformers(config)
-    theirs.eos_token_id = tokenizer.eos_token_id
-    hf.save(folder / "model", params, config, theirs, tokenizer, "float32")
+    alphabet = "".join(sorted(set(ROWS.read_text(encoding="utf-8"))))
+    model = folder / "model"
+    tiny.chat(model, alphabet, turns + "{% if add_generation_prompt %}a:{% endif %}", qk_norm=False)
     judge = config_files.load(CONFIGS / "reward_models" / "hh_rlhf.py").get_config()
-    shrink(judge, folder / "model")
+    shrink(judge, model)
     judge.run_dir = str(folder / "judge")
     judge.update({"max_length": 256, "batch_size": 8, "steps": 30})
     judge.optimizer.update({"learning_rate": 1e-2, "warmup_steps": 0})
@@ -47,7 +42,7 @@ def parts(tmp_path_factory):
         schema.read(reward_model.RewardModelConfig, judge.to_dict(), "config"), console=QUIET
     )
     assert (accuracy.value, accuracy.pairs) == (1.0, 3)  # learned by heart
-    return folder / "model", folder / "judge"
+    return model, folder / "judge"
 
 
 @pytest.mark.slow

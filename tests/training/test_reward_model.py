@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from jaxrl_llm.models.heads import last_valid
 from jaxrl_llm.training import config as configs
 from jaxrl_llm.training import reward_model, scoring, sharding
 from jaxrl_llm.training.scoring import Scorer
+from tests import tiny
 
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8}
 
@@ -156,14 +156,11 @@ def test_a_conversation_is_written_by_the_chat_template_with_the_reply_as_its_la
     assert ids == [*tokenizer.encode("de?gh"), tokenizer.eos_token_id]
 
 
-def test_training_on_dialogues_from_a_checkpoint_and_back_as_a_judge(checkpoint, mesh, tmp_path):
+def test_training_on_dialogues_from_a_checkpoint_and_back_as_a_judge(mesh, tmp_path):
     """A chat model's decoder, hh-rlhf rows; what the run leaves is read without the checkpoint's tensors."""
-    path = tmp_path / "language_model"
-    shutil.copytree(checkpoint[0], path)
-    letters = dataclasses.replace(tasks.create({"name": "procedural_preferences"}).tokenizer, alphabet="abcdefgh?")
-    tokenizer = letters.to_transformers()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role[:1] }}?{% endfor %}{{ messages[-1].content[:2] }}"
-    tokenizer.save_pretrained(path)
+    pytest.importorskip("torch")
+    template = "{% for m in messages %}{{ m.role[:1] }}?{% endfor %}{{ messages[-1].content[:2] }}"
+    path = tiny.chat(tmp_path / "language_model", "abcdefgh?", template, qk_norm=False)
     rows = [("ab", "cd"), ("ef", "ga"), ("ha", "bc")]
     text = "\n\nHuman: a\n\nAssistant: "
     file = tmp_path / "rows.jsonl"
