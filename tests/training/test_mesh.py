@@ -48,6 +48,8 @@ MESHES = {
     "sequence that does not divide": ("dense", {"data": 2, "sequence": 4}),
 }
 QUICK = ("experts", "sequence")  # between them they divide everything that there is to divide
+# How much more than a softmax a recurrence makes of rounding.
+AMPLIFIED = {"dense": 1, "experts": 1, "linear": 5}
 PROMPTS = [[1, 5, 6, 7], [1, 4], [1, 9, 9, 9], [4, 4], [7, 8, 9], [3]]
 SAMPLING = SamplingConfig(max_response_length=8, stop_ids=(2, 5, 11), capture_top_k=3, first_chunk=8, slots=16)
 
@@ -121,7 +123,8 @@ def test_a_step_is_that_of_one_device(name, sizes):
     for key, value in wanted.items():
         # Sums in another order: rounding of the largest number in the array.
         scale = max(float(np.abs(value).max()), 1e-6)
-        np.testing.assert_allclose(arrays[key], value, atol=2e-5 * scale, rtol=1e-5, err_msg=key)
+        tolerance = 2e-5 * scale * AMPLIFIED[name]
+        np.testing.assert_allclose(arrays[key], value, atol=tolerance, rtol=1e-5, err_msg=key)
 
 
 @cases
@@ -132,7 +135,8 @@ def test_the_sampler_draws_the_tokens_of_one_device(name, sizes):
     for field in ("prompt_tokens", "response_tokens", "response_mask", "finish_reason", "routed_experts"):
         np.testing.assert_array_equal(getattr(ours, field), getattr(alone, field), err_msg=field)
     np.testing.assert_array_equal(ours.topk.ids, alone.topk.ids)
-    np.testing.assert_allclose(ours.behavior_logprobs, alone.behavior_logprobs, atol=1e-5)
+    tolerance = 1e-5 * AMPLIFIED[name]
+    np.testing.assert_allclose(ours.behavior_logprobs, alone.behavior_logprobs, atol=tolerance)
 
 
 def test_tokens_of_a_long_row_are_divided_over_the_sequence():
