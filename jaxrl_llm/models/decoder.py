@@ -13,8 +13,9 @@ import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec
 
-from jaxrl_llm.models import axes
+from jaxrl_llm import axes
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.attention import Attention, rope_angles
 from jaxrl_llm.models.cache import KeyValue, KVCache
@@ -37,12 +38,14 @@ class Layout(NamedTuple):
         against a cache a mask bool [B, Q, S].
       starts: bool [B, Q], tokens that begin a sequence.
       real: bool [B, Q], tokens that are not padding.
+      tokens: how [B, Q] is divided over the mesh, see `axes`.
     """
 
     rope: tuple[jax.Array, jax.Array]
     attended: jax.Array
     starts: jax.Array
     real: jax.Array
+    tokens: PartitionSpec
 
 
 class Block(nnx.Module):
@@ -69,31 +72,32 @@ class Block(nnx.Module):
         normed = self.attention_norm(x)
         if self.kind.mixer == "linear_attention":
             state = init_state(self.config, x.shape[0])
-            mixed, _ = self.delta_net(axes.gather_tokens(normed), layout.starts, layout.real, state, fp8)
+            mixed, _ = self.delta_net(normed, layout.starts, layout.real, state, fp8, layout.tokens)
         else:
             q, k, v = self.attention.project(normed, layout.rope, fp8)
             attended = causal_attention(q, k, v, layout.attended, self.config.attention)
             mixed = self.attention.finish(normed, attended, fp8)
-        return self._feed_forward(x + mixed, replay, fp8)
+        x, experts = self._feed_forward(x + mixed, replay, fp8, layout.tokens)
+        return axes.by_columns(x, layout.tokens), experts
 
     def decode(self, x: jax.Array, layout: Layout, cached: KeyValue | RecurrentState, slots: jax.Array, fp8: Fp8Sites):
         """New tokens against this layer's part of the cache. Returns x, the part with the new tokens, and experts."""
         normed = self.attention_norm(x)
         if self.kind.mixer == "linear_attention":
-            mixed, cached = self.delta_net(normed, layout.starts, layout.real, cached, fp8)
+            mixed, cached = self.delta_net(normed, layout.starts, layout.real, cached, fp8, layout.tokens)
         else:
             q, k, v = self.attention.project(normed, layout.rope, fp8)
             cached = cached.append(k, v, slots)
             attended = cached_attention(q, cached.keys, cached.values, layout.attended)
             mixed = self.attention.finish(normed, attended, fp8)
-        x, experts = self._feed_forward(x + mixed, None, fp8)
+        x, experts = self._feed_forward(x + mixed, None, fp8, layout.tokens)
         return x, cached, experts
 
-    def _feed_forward(self, x: jax.Array, replay: jax.Array | None, fp8: Fp8Sites):
+    def _feed_forward(self, x: jax.Array, replay: jax.Array | None, fp8: Fp8Sites, tokens: PartitionSpec):
         normed = self.feed_forward_norm(x)
         if self.kind.feed_forward == "dense":
             return x + self.feed_forward(normed, fp8), None
-        y, experts = self.feed_forward(normed, replay, fp8)
+        y, experts = self.feed_forward(normed, replay, fp8, tokens)
         return x + y, experts
 
 
@@ -162,7 +166,8 @@ class Decoder(nnx.Module):
         chex.assert_equal_shape([tokens, positions, segment_ids])
         c, fp8 = self.config, fp8 or NO_FP8
         starts = jnp.diff(segment_ids, axis=1, prepend=0) != 0
-        layout = Layout(rope_angles(positions, c), segment_ids, starts, segment_ids > 0)
+        divided = axes.whole_sequences(*tokens.shape)
+        layout = Layout(rope_angles(positions, c), segment_ids, starts, segment_ids > 0, divided)
         repeats = c.num_layers // c.period
         routers = c.num_moe_layers // repeats  # in one period
         if routed_experts is not None:
@@ -187,12 +192,13 @@ class Decoder(nnx.Module):
             chosen = []
             for apply, part, kind in zip(layers, params, c.layer_kinds, strict=False):
                 given = replay[len(chosen)] if replay is not None and kind.feed_forward == "moe" else None
-                x, experts = apply(part, axes.divide_tokens(x), given)
+                x, experts = apply(part, x, given)
                 chosen += [] if experts is None else [experts]
             return x, tuple(chosen)
 
         unroll = max(1, c.scan_unroll // c.period)
-        x, chosen = jax.lax.scan(period, self._embed(tokens), (stacks, routed_experts), unroll=unroll)
+        x = self._embed(tokens, divided)
+        x, chosen = jax.lax.scan(period, x, (stacks, routed_experts), unroll=unroll)
         if not chosen:
             return self.norm(x), None
         chosen = jnp.stack(chosen, axis=1)  # [repeats, routers, B, L, k]
@@ -228,10 +234,11 @@ class Decoder(nnx.Module):
         # Slots are ordered in time, so a query sees the valid slots up to its own.
         own = jnp.reshape(slots, (-1, 1)) + jnp.arange(tokens.shape[1])
         mask = valid[:, None, :] & (jnp.arange(cache.length) <= own[:, :, None])
-        layout = Layout(rope_angles(positions, c), mask, token_mask & (positions == 0), token_mask)
+        divided = axes.decoded_sequences(len(tokens))
+        layout = Layout(rope_angles(positions, c), mask, token_mask & (positions == 0), token_mask, divided)
         graphdefs, stacks = zip(*map(nnx.split, _period(self.layers, c.period)), strict=True)
         ready, layers = layers is not None, _unstack(stacks) if layers is None else layers
-        x, parts, chosen = self._embed(tokens), [], []
+        x, parts, chosen = self._embed(tokens, divided), [], []
         for i, params in enumerate(layers):
             block = nnx.merge(graphdefs[i % c.period], params)
             block.set_attributes(Linear, transposed=ready)
@@ -254,8 +261,9 @@ class Decoder(nnx.Module):
             return few_rows(hidden, self.embedding[...].astype(self.config.dtype), jnp.float32)
         return jnp.matmul(hidden, self.unembedding(), preferred_element_type=jnp.float32)
 
-    def _embed(self, tokens: chex.Array) -> jax.Array:
-        return self.embedding[...].astype(self.config.dtype)[tokens]
+    def _embed(self, tokens: chex.Array, divided: PartitionSpec) -> jax.Array:
+        table = axes.along_vocabulary(self.embedding[...].astype(self.config.dtype), divided)
+        return axes.by_columns(table[tokens], divided)
 
 
 def unstack_layers(params: nnx.State) -> tuple[Any, ...]:

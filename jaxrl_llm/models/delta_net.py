@@ -19,7 +19,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
+from jaxrl_llm import axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Linear, RMSNorm
 from jaxrl_llm.ops.fp8 import Fp8Sites
@@ -67,7 +69,7 @@ class DeltaNet(nnx.Module):
         self.out = Linear(c.value_width, width, config, rngs=rngs)
 
     def __call__(
-        self, x: jax.Array, starts: jax.Array, mask: jax.Array, state: RecurrentState, fp8: Fp8Sites
+        self, x: jax.Array, starts: jax.Array, mask: jax.Array, state: RecurrentState, fp8: Fp8Sites, tokens: P
     ) -> tuple[jax.Array, RecurrentState]:
         """Mixes tokens along the sequence.
 
@@ -77,6 +79,8 @@ class DeltaNet(nnx.Module):
           mask: bool [B, L]; False marks padding, which stands before a sequence or after its end.
           state: of the tokens before.
           fp8: emulated sites (activations).
+          tokens: how [B, L] is divided over the mesh, see `axes`. Columns are brought together for what runs along
+            them, which is divided by channels and heads instead.
 
         Returns:
           [B, L, D] and the state after the last token.
@@ -84,7 +88,9 @@ class DeltaNet(nnx.Module):
         c = self.config
         x = jnp.where(mask[..., None], x, 0)
         segment = jnp.cumsum(starts, axis=1)
-        qkv, conv = causal_conv(self.qkv(x, fp8), self.conv[...].astype(x.dtype), segment, state.conv)
+        qkv, conv = causal_conv(
+            axes.by_heads(self.qkv(x, fp8), tokens), self.conv[...].astype(x.dtype), segment, state.conv
+        )
         q, k, v = jnp.split(jax.nn.silu(qkv).astype(jnp.float32), [c.key_width, 2 * c.key_width], axis=-1)
         shared = c.num_value_heads // c.num_key_heads  # adjacent value heads share a key head
         q, k = (jnp.repeat(normalize(heads(y, c.num_key_heads)), shared, axis=2) for y in (q, k))
@@ -94,7 +100,9 @@ class DeltaNet(nnx.Module):
         decay = -jnp.exp(self.log_rate[...].astype(jnp.float32)) * decay
         beta, decay = (jnp.where(mask[..., None], y, 0.0) for y in (beta, decay))
         rule = recurrent if x.shape[1] == 1 else chunked
-        y, memory = rule(q / math.sqrt(c.key_head_dim), k, v, decay, beta, segment, state.memory)
+        q, k, v, decay, beta = (axes.by_heads(y, tokens) for y in (q / math.sqrt(c.key_head_dim), k, v, decay, beta))
+        y, memory = rule(q, k, v, decay, beta, segment, state.memory)
+        y = axes.by_columns(axes.by_heads(y, tokens), tokens)
         gate = heads(self.output_gate(x, fp8).astype(jnp.float32), c.num_value_heads)
         y = (self.norm(y) * jax.nn.silu(gate)).astype(x.dtype)
         return self.out(y.reshape(*x.shape[:2], c.value_width), fp8), RecurrentState(conv, memory)

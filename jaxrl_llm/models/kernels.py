@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_llm.models import axes
+from jaxrl_llm import axes
 
 Kernel = Literal["auto", "xla", "splash", "cudnn"]
 
@@ -69,11 +69,8 @@ def causal_attention(
     Returns:
       [B, L, heads, head_dim].
 
-    On a mesh whose sequence axis has several devices, each attends with the queries of its own tokens to all keys and values
-    of its rows, which are gathered for it.
-
     Raises:
-      ValueError: `cudnn` in another dtype than bfloat16, or with rows divided over the sequence axis.
+      ValueError: `cudnn` in another dtype than bfloat16.
     """
     chex.assert_shape(segment_ids, q.shape[:2])
     if kernel == "auto":
@@ -81,26 +78,50 @@ def causal_attention(
         kernel = "splash" if platform == "tpu" and q.shape[1] >= SHORTEST else "xla"
     if kernel == "splash":
         return _splash(q, k, v, segment_ids)
-    if kernel == "cudnn":
-        if q.dtype != jnp.bfloat16:
-            raise ValueError(f"config.model.attention = 'cudnn' computes in bfloat16; config.model.dtype is {q.dtype}")
-        if axes.sequence_parts(q.shape[1]) > 1:
-            raise ValueError(
-                "config.model.attention = 'cudnn' sees whole rows; choose 'xla' with config.mesh.sequence > 1"
-            )
-        mask = _causal(segment_ids, jnp.arange(q.shape[1])[None], segment_ids)
+    if kernel == "cudnn" and q.dtype != jnp.bfloat16:
+        raise ValueError(f"config.model.attention = 'cudnn' computes in bfloat16; config.model.dtype is {q.dtype}")
+
+    def attend(q, k, v, ids, place, all_ids):
+        if kernel == "xla":
+            return _in_blocks(q, k, v, (ids, place), lambda ids, own: _causal(ids, own, all_ids), block)
+        mask = _causal(ids, place, all_ids)
         return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
+
     place = jnp.broadcast_to(jnp.arange(q.shape[1]), segment_ids.shape)
+    return _on_mesh(attend, q, k, v, (segment_ids, place), segment_ids)
 
-    def local(of_queries, of_keys):
-        (q, *rows), (k, v, all_ids) = of_queries, of_keys
-        return _in_blocks(q, k, v, tuple(rows), lambda ids, own: _causal(ids, own, all_ids), block)
 
-    of_queries, of_keys = (q, segment_ids, place), (k, v, segment_ids)
-    if axes.sequence_parts(q.shape[1]) == 1:
-        return local(of_queries, of_keys)
-    # By hand: the compiler would take the blocks of queries, one after another, from the device that has them.
-    return _on_mesh(local, of_queries, of_keys)
+def _division(q: jax.Array) -> tuple[axes.Axes, axes.Axes, axes.Axes]:
+    """Mesh axes that divide rows, queries and heads of q [B, L, heads, head_dim]."""
+    mesh = axes.current()
+    heads = None if mesh is None else axes.even(q.shape[2], mesh, axes.TENSOR)
+    return (*axes.whole_sequences(*q.shape[:2]), heads)
+
+
+def _on_mesh(attend: Callable[..., jax.Array], q, k, v, of_queries, of_keys, *extra: tuple[Any, Any]) -> jax.Array:
+    """`attend(q, k, v, *of_queries, of_keys, *extra)`, on a mesh each device for its own rows, heads and queries.
+
+    Keys and values, few beside the queries in grouped attention, are gathered along the sequence where it is divided.
+
+    Args:
+      attend: one device's attention.
+      q, k, v: as in `causal_attention`.
+      of_queries: arrays [B, L], divided as the queries are.
+      of_keys: [B, L], whole as the keys are.
+      extra: further arguments, each with its partition.
+    """
+    mesh, (rows, columns, heads) = axes.current(), _division(q)
+    arguments = [argument for argument, _ in extra]
+    if mesh is None:
+        return attend(q, k, v, *of_queries, of_keys, *arguments)
+    if heads and not axes.even(k.shape[2], mesh, heads):
+        # Fewer key heads than devices: each query head brings its own.
+        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    divided, whole = P(rows, columns, heads), P(rows, None, heads)
+    inputs = (divided, whole, whole, *[P(rows, columns)] * len(of_queries), P(rows), *(spec for _, spec in extra))
+    # A flash kernel does not say over which axes its result varies, so that cannot be checked.
+    mapped = jax.shard_map(attend, in_specs=inputs, out_specs=divided, check_vma=False)
+    return mapped(q, k, v, *of_queries, of_keys, *arguments)
 
 
 def _causal(ids: jax.Array, place: jax.Array, all_ids: jax.Array) -> jax.Array:
@@ -136,12 +157,17 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) ->
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    length, parts, interpret = q.shape[1], axes.sequence_parts(q.shape[1]), _platform() != "tpu"
-    block = min(4 * LANES, -(-length // (LANES * parts)) * LANES)
-    padding = -length % (block * parts)
+    mesh, length = axes.current(), q.shape[1]
+    parts = axes.parts(mesh, axes.SEQUENCE)
+    block = min(4 * LANES, -(-length // (parts * LANES)) * LANES)
+    padding = -length % (parts * block)
     whole = length + padding
+    q, k, v = (jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) for x in (q, k, v))
+    ids = jnp.pad(segment_ids, ((0, 0), (0, padding)), constant_values=-1)
+    _, columns, heads = _division(q)
+    # Which blocks lie above the diagonal depends on whose queries they are: the kernel's tables are divided with them.
     kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([masks.CausalMask((whole, whole), shard_count=parts)] * _local_heads(q)),
+        masks.MultiHeadMask([masks.CausalMask((whole, whole))] * (q.shape[2] // axes.parts(mesh, heads))),
         block_sizes=splash.BlockSizes(
             block_q=block,
             block_kv=block,
@@ -150,58 +176,17 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) ->
             block_q_dq=block,
             block_kv_dq=block,
         ),
-        head_shards=1,  # all heads see the same
+        head_shards=1,
         q_seq_shards=parts,
-        interpret=interpret,
+        interpret=_platform() != "tpu",
     )
+    tables = None if mesh is None else kernel.manual_sharding_spec(NamedSharding(mesh, P(None, columns)))
 
-    def local(of_queries, of_keys, kernel):
-        (q, ids), (k, v, all_ids) = of_queries, of_keys
-        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-        return jax.vmap(kernel)(q, k, v, splash.SegmentIds(ids, all_ids)).swapaxes(1, 2)
+    def attend(q, k, v, ids, all_ids, kernel):
+        q, k, v = (x.swapaxes(1, 2) for x in (q / math.sqrt(q.shape[-1]), k, v))
+        return jax.vmap(kernel)(q, k, v, splash.SegmentIds(ids, all_ids)).swapaxes(1, 2).astype(q.dtype)
 
-    q, k, v = (jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) for x in (q / math.sqrt(q.shape[-1]), k, v))
-    ids = jnp.pad(segment_ids, ((0, 0), (0, padding)), constant_values=-1)
-    if axes.current() is None:
-        y = local((q, ids), (k, v, ids), kernel)
-    else:
-        place = NamedSharding(axes.current(), P(None, axes.SEQUENCE if parts > 1 else None))
-        y = _on_mesh(local, (q, ids), (k, v, ids), (kernel, kernel.manual_sharding_spec(place)))
-    return y[:, :length].astype(q.dtype)
-
-
-def _on_mesh(local: Callable[..., jax.Array], of_queries: tuple, of_keys: tuple, *others: tuple[Any, Any]) -> jax.Array:
-    """`local(of_queries, of_keys, *others)` on each device, with its rows and heads and its part of the queries.
-
-    Args:
-      local: returns what the queries are shaped like.
-      of_queries: q [B, L, heads, D] and arrays [B, L], divided over the sequence axis.
-      of_keys: k and v [B, L, kv_heads, D] and arrays [B, L], whole along it.
-      others: pairs of a further argument and its partition.
-    """
-    mesh, (q, *_), (k, v, *rest) = axes.current(), of_queries, of_keys
-    rows, part = axes.tokens(mesh, *q.shape[:2])
-    heads = axes.even(mesh, q.shape[2], axes.TENSOR)
-    if heads and axes.even(mesh, k.shape[2], heads) is None:
-        # Fewer key heads than devices: each query head brings its own.
-        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-
-    def spec(x, part):
-        return P(rows, part, heads) if x.ndim == 4 else P(rows, part)
-
-    of_keys = (k, v, *rest)
-    inputs = tuple(spec(x, part) for x in of_queries), tuple(spec(x, None) for x in of_keys)
-    arguments, specs = zip(*others, strict=True) if others else ((), ())
-    # The kernel does not say over which axes its result varies, so that cannot be checked.
-    mapped = jax.shard_map(local, in_specs=(*inputs, *specs), out_specs=inputs[0][0], check_vma=False)
-    return mapped(of_queries, of_keys, *arguments)
-
-
-def _local_heads(q: jax.Array) -> int:
-    """Heads of q [B, L, heads, D] on one device."""
-    mesh = axes.current()
-    divided = mesh is not None and axes.even(mesh, q.shape[2], axes.TENSOR)
-    return q.shape[2] // mesh.shape[axes.TENSOR] if divided else q.shape[2]
+    return _on_mesh(attend, q, k, v, (ids,), ids, (kernel, tables))[:, :length]
 
 
 def _platform() -> Any:

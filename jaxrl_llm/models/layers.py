@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxrl_llm import axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.ops.fp8 import Fp8Sites, fake_quant
 
@@ -49,11 +50,14 @@ class Linear(nnx.Module):
         self.transposed = False
 
     def __call__(self, x: jax.Array, fp8: Fp8Sites) -> jax.Array:
-        # Two dimensions: on CPU, XLA's weight gradient of a product with more is twice as slow.
-        flat, kernel = fake_quant(x, fp8.activations).reshape(-1, x.shape[-1]), self.kernel[...].astype(x.dtype)
-        y = few_rows(flat, kernel) if self.transposed else flat @ kernel
+        shape, x, kernel = x.shape, fake_quant(x, fp8.activations), self.kernel[...].astype(x.dtype)
+        # Two dimensions: on CPU, XLA's weight gradient of a product with more is twice as slow. A mesh that divides the
+        # second would have to gather it first.
+        if self.transposed or axes.parts(axes.current(), axes.SEQUENCE) == 1:
+            x = x.reshape(-1, shape[-1])
+        y = few_rows(x, kernel) if self.transposed else x @ kernel
         y = y if self.bias is None else y + self.bias[...].astype(x.dtype)
-        return y.reshape(*x.shape[:-1], y.shape[-1])
+        return y.reshape(*shape[:-1], y.shape[-1])
 
 
 class FeedForward(nnx.Module):

@@ -2,7 +2,7 @@
 
 No token is dropped: assignments are sorted by expert and each expert multiplies its own run of rows
 (`jax.lax.ragged_dot`), whatever its length. Under a mesh (`jax.set_mesh`) with more than one device, each device sorts
-its own rows and multiplies them by the experts it holds; the partial sums are added over `expert` and `tensor`.
+its own tokens and multiplies them by the experts it holds; the partial sums are added over `expert` and `tensor`.
 
 The choice of experts can be replayed (routing replay, arXiv 2510.11370): the gates are then recomputed from the
 router's own logits at the given experts, so they stay differentiable while the discrete choice is the sampler's.
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_llm.models import axes
+from jaxrl_llm import axes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import FeedForward, Linear
 from jaxrl_llm.ops.fp8 import Fp8Sites, fake_quant
@@ -40,16 +40,15 @@ class Experts(nnx.Module):
         self.up = ExpertLinear(config.hidden_size, size, config, rngs=rngs)
         self.down = ExpertLinear(size, config.hidden_size, config, rngs=rngs)
 
-    def __call__(self, x: jax.Array, experts: jax.Array, gates: jax.Array, fp8: Fp8Sites) -> jax.Array:
+    def __call__(self, x: jax.Array, experts: jax.Array, gates: jax.Array, fp8: Fp8Sites, tokens: P) -> jax.Array:
         """Gated sum [B, L, D] of the chosen experts' outputs; experts int32 and gates float32 [B, L, k]."""
         kernels = [layer.kernel[...].astype(x.dtype) for layer in (self.gate, self.up, self.down)]
         x = fake_quant(x, fp8.activations)
         mesh = axes.current()
         if mesh is None:
             return apply_experts(x, experts, gates, *kernels, fp8=fp8)
-        tokens = P(*axes.tokens(mesh, *x.shape[:2]))
-        expert = axes.even(mesh, kernels[0].shape[0], axes.EXPERT)
-        tensor = axes.even(mesh, kernels[0].shape[2], axes.TENSOR)
+        count, _, width = kernels[0].shape
+        expert, tensor = axes.even(count, mesh, axes.EXPERT), axes.even(width, mesh, axes.TENSOR)
         inputs = (tokens, tokens, tokens, P(expert, None, tensor), P(expert, None, tensor), P(expert, tensor))
         parts = tuple(axis for axis in (expert, tensor) if axis is not None)
 
@@ -76,20 +75,21 @@ class MoE(nnx.Module):
         self.shared = FeedForward(size, config, rngs=rngs) if size else None
         self.shared_gate = Linear(config.hidden_size, 1, config, rngs=rngs) if size else None
 
-    def __call__(self, x: jax.Array, replay: jax.Array | None, fp8: Fp8Sites) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, x: jax.Array, replay: jax.Array | None, fp8: Fp8Sites, tokens: P) -> tuple[jax.Array, jax.Array]:
         """Routes every token.
 
         Args:
           x: [B, L, D].
           replay: int32 [B, L, k], experts to use in place of the router's choice, or None.
           fp8: emulated sites.
+          tokens: how [B, L] is divided over the mesh, see `axes`.
 
         Returns:
           [B, L, D] and the experts used, int32 [B, L, k].
         """
         logits = jnp.matmul(x, self.router[...].astype(x.dtype), preferred_element_type=jnp.float32)
         gates, experts = route(logits, self.config.experts_per_token, self.config.norm_topk_prob, replay)
-        y = self.experts(x, experts, gates, fp8)
+        y = self.experts(x, experts, gates, fp8, tokens)
         if self.shared is not None:
             y = y + jax.nn.sigmoid(self.shared_gate(x, fp8)) * self.shared(x, fp8)
         return y, experts

@@ -10,7 +10,6 @@ ids of one pass over the logits, with gradients of all of them, over a divided v
 
 import dataclasses
 import functools
-import math
 
 import chex
 import jax
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxrl_llm import axes
 from jaxrl_llm.ops import vocab_tiles
 from jaxrl_llm.ops.fp8 import Format
 from jaxrl_llm.ops.vocab_tiles import Plan, Softmax
@@ -35,15 +35,12 @@ class Layout:
     """
 
     mesh: Mesh
-    rows: tuple[str, ...] = ("data", "fsdp")
-    vocab: str = "tensor"
+    rows: tuple[str, ...] = axes.TOKENS
+    vocab: str = axes.TENSOR
 
     def fit(self, count: int, vocab_size: int) -> tuple[tuple[str, ...], str | None]:
-        """The row axes, the first of them at least, and the vocabulary axis that divide these sizes; () and None else."""
-        rows = self.rows
-        while count % math.prod(self.mesh.shape[axis] for axis in rows):
-            rows = rows[:-1]
-        return rows, self.vocab if vocab_size % self.mesh.shape[self.vocab] == 0 else None
+        """The row axes, from the first, and the vocabulary axis that divide these sizes; () and None for none."""
+        return axes.even(count, self.mesh, self.rows) or (), axes.even(vocab_size, self.mesh, self.vocab)
 
 
 def token_stats(

@@ -102,7 +102,7 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     """
     model, r = model_config(run), run.rollout
     graphdef, params = _abstract_model(model, mesh)
-    shards = sharding.data_shards(mesh)
+    shards = placement.shards(mesh)
     rows = -(-min(r.slots or run.sequences, run.sequences) // shards) * shards
     config = SamplingConfig(
         max_response_length=r.max_response_length,

@@ -51,7 +51,8 @@ def advice(program: Program, chip: Chip) -> str:
         return "FITS"
     largest = max({**program.resident, "temporaries": program.temporary}.items(), key=lambda part: part[1])[0]
     knob = {
-        "temporaries": "config.model.remat = 'full', more config.training.micro_batches, or fewer config.rollout.slots",
+        "temporaries": "config.model.remat = 'full', more config.training.micro_batches or"
+        " config.mesh.sequence, or fewer config.rollout.slots",
         "KV cache": "fewer config.rollout.slots, or more config.mesh.tensor",
         "batch": "more config.training.updates_per_rollout",
     }.get(largest, "more devices in config.mesh.fsdp, or config.model.param_dtype = 'bfloat16'")

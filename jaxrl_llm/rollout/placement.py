@@ -1,13 +1,12 @@
 """Where sampling lies on a device mesh.
 
-Sequences are divided over `data`, `fsdp` and `sequence`, heads of the cached keys and values and the vocabulary of the logits over
-`tensor`, so that every device decodes rows of its own. A draw needs its row's whole vocabulary: for it the rows are
-divided over all axes, which costs one exchange of logits and no device the work of another. The mesh is the one that
-the parameters lie on; without one, or on one device, nothing here does anything.
+Sequences are divided over `data`, `fsdp` and `sequence`, heads of the cached keys and values and the vocabulary of the
+logits over `tensor`, so that every device decodes rows of its own. A draw needs its row's whole vocabulary: for it the
+rows are divided over all axes, which costs one exchange of logits and no device the work of another. The mesh is the one
+that the parameters lie on; without one, or on one device, nothing here does anything.
 """
 
 import contextlib
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +15,10 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_llm.models import axes
+from jaxrl_llm import axes
 from jaxrl_llm.models.cache import KeyValue
 
-ROWS = (*axes.ROWS, axes.SEQUENCE)  # a decoding step has no tokens beside one another: that axis takes rows
-ALL = (*ROWS, axes.EXPERT, axes.TENSOR)
-PARAMETERS = ("fsdp", axes.SEQUENCE)  # what training divides parameters over, and decoding gathers
+ALL = (*axes.TOKENS, axes.EXPERT, axes.TENSOR)  # the order in which rows are exchanged for a draw
 
 
 @flax.struct.dataclass
@@ -55,7 +52,7 @@ def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
 
 def shards(mesh: Mesh | None) -> int:
     """Parts into which rows are divided."""
-    return 1 if mesh is None else math.prod(mesh.shape.get(axis, 1) for axis in ROWS)
+    return 1 if mesh is None else axes.parts(mesh, axes.TOKENS)
 
 
 def specs(tree: Any, mesh: Any) -> Any:
@@ -66,10 +63,9 @@ def specs(tree: Any, mesh: Any) -> Any:
 
     def one(x):
         if isinstance(x, KeyValue):
-            return KeyValue(
-                *[P(axes.even(mesh, x.keys.shape[0], ROWS), axes.even(mesh, x.keys.shape[1], axes.TENSOR))] * 2
-            )
-        return P(axes.even(mesh, x.shape[0], ROWS)) if x.ndim else P()
+            rows, heads, *_ = x.keys.shape
+            return KeyValue(*[P(axes.even(rows, mesh, axes.TOKENS), axes.even(heads, mesh, axes.TENSOR))] * 2)
+        return P(axes.even(x.shape[0], mesh, axes.TOKENS)) if x.ndim else P()
 
     return jax.tree.map(one, tree, is_leaf=lambda x: isinstance(x, KeyValue))
 
@@ -98,16 +94,16 @@ def by_rows(function: Callable[..., Any], logits: jax.Array, *arrays: jax.Array)
     mesh = axes.current()
     if mesh is None:
         return function(logits, *arrays)
-    rows = axes.even(mesh, logits.shape[0], ROWS)
-    logits = jax.lax.with_sharding_constraint(logits, P(rows, axes.even(mesh, logits.shape[1], axes.TENSOR)))
-    rows = axes.even(mesh, logits.shape[0], ALL) or rows
+    rows = axes.even(logits.shape[0], mesh, axes.TOKENS)
+    logits = jax.lax.with_sharding_constraint(logits, P(rows, axes.even(logits.shape[1], mesh, axes.TENSOR)))
+    rows = axes.even(logits.shape[0], mesh, ALL)
     # Mapped by hand, because the compiler would gather all rows wherever it cannot divide an operation (a sort, a top-k).
     mapped = jax.shard_map(function, in_specs=P(rows), out_specs=P(rows), check_vma=False)
     return divide(mapped(logits, *arrays))
 
 
 def gather(loaded: Loaded) -> Loaded:
-    """The parameters gathered over `fsdp` and `sequence`, still divided over `tensor` and `expert`: decoding then moves none of them."""
+    """The parameters gathered over the axes that divide rows, still divided over the others: decoding then moves none."""
     leaves, structure = jax.tree.flatten(loaded)
     new = dict(enumerate(jax.tree.leaves(gathered_places(loaded))))
     moved = [i for i, place in new.items() if not place.is_equivalent_to(leaves[i].sharding, leaves[i].ndim)]
@@ -128,11 +124,9 @@ def gathered_places(loaded: Loaded) -> Loaded:
     def place(path, x):
         if jax.tree_util.DictKey("layers") in path:
             return x.sharding
-        kept = (tuple(axis for axis in _axes(entry) if axis not in PARAMETERS) or None for entry in x.sharding.spec)
+        kept = (
+            tuple(axis for axis in axes.names(entry) if axis not in axes.TOKENS) or None for entry in x.sharding.spec
+        )
         return NamedSharding(x.sharding.mesh, P(*kept))
 
     return jax.tree_util.tree_map_with_path(place, loaded)
-
-
-def _axes(entry: Any) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)

@@ -19,7 +19,7 @@ from jaxrl_llm.training.mismatch import Mismatch
 from jaxrl_llm.training.rollouts import Gathered
 from jaxrl_llm.training.step import score
 from jaxrl_llm.training.trainer import Trainer
-from jaxrl_llm.types import Batch, TrainState
+from jaxrl_llm.types import Batch, Packing, TrainState
 
 
 class Learner:
@@ -88,7 +88,7 @@ class Learner:
         """The batch, divided over the mesh, with the log-probs that its loss compares and with advantages; metrics of these."""
         run, trainer, mesh = self._run, self._trainer, self._mesh
         if run.training.packing:
-            shared = packing.plan(lengths, sharding.data_shards(mesh), run.training.parts, reorder=False)[1]
+            _, shared = self._pack(lengths, run.training.parts, reorder=False)
             batch = batch.replace(packing=shared)
         batch = sharding.spread(batch, mesh)
         if "old_logprobs" in trainer.loss.needs or run.kl.reward:
@@ -109,8 +109,12 @@ class Learner:
                 if not training.packing:
                     yield take(batch, rows)
                     continue
-                places, shared = packing.plan(lengths.take(rows), sharding.data_shards(mesh), training.micro_batches)
+                places, shared = self._pack(lengths.take(rows), training.micro_batches)
                 yield take(batch, rows[places], shared)
+
+    def _pack(self, lengths: packing.Lengths, parts: int, *, reorder: bool = True) -> tuple[np.ndarray, Packing | None]:
+        rows, columns = sharding.data_shards(self._mesh), sharding.column_shards(self._mesh)
+        return packing.plan(lengths, rows, parts, reorder=reorder, columns=columns)
 
 
 def _mismatch(batch: Batch, update: dict[str, Any]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from jaxrl_llm.types import Batch, Packing
 
 STEP = 0.9
 RUNGS = 30  # down to 4 % of the unpacked budget
-MULTIPLE = 8  # of widths: rows of a TPU's tile
+MULTIPLE = 8  # of widths and numbers of tokens: rows of a TPU's tile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,9 @@ def lengths_of(batch: Batch) -> Lengths:
     return Lengths(np.where(responses > 0, real.sum(axis=1), 0), responses, real.shape[1], mask.shape[1])
 
 
-def plan(lengths: Lengths, shards: int, parts: int, *, reorder: bool = True) -> tuple[np.ndarray, Packing | None]:
+def plan(
+    lengths: Lengths, shards: int, parts: int, *, reorder: bool = True, columns: int = 1
+) -> tuple[np.ndarray, Packing | None]:
     """The packing of a batch that computes fewest slots.
 
     Args:
@@ -58,6 +60,7 @@ def plan(lengths: Lengths, shards: int, parts: int, *, reorder: bool = True) -> 
       shards: equal blocks of rows that lie on different devices.
       parts: micro-batches that an unpacked batch is split into; a packed one is split into as many or fewer.
       reorder: whether rows may change places.
+      columns: equal parts of every row that lie on different devices.
 
     Returns:
       An order of the rows, int [B], and the packing of the batch in that order; None where it would save nothing.
@@ -67,7 +70,7 @@ def plan(lengths: Lengths, shards: int, parts: int, *, reorder: bool = True) -> 
     block = len(order) // shards
     for count in (n for n in range(1, parts + 1) if block % n == 0):
         candidate = deal(lengths, shards, count) if reorder else np.arange(len(order))
-        packing = _lowest(lengths.take(candidate), shards, count, block // parts)
+        packing = _lowest(lengths.take(candidate), shards, count, block // parts, math.lcm(MULTIPLE, columns))
         if packing is not None and packing.slots < least:
             order, best, least = candidate, packing, packing.slots
     return order, best
@@ -84,21 +87,21 @@ def deal(lengths: Lengths, shards: int, parts: int) -> np.ndarray:
     return rounds.reshape(-1, shards, parts).swapaxes(0, 1).reshape(-1)
 
 
-def _lowest(lengths: Lengths, shards: int, parts: int, limit: int) -> Packing | None:
+def _lowest(lengths: Lengths, shards: int, parts: int, limit: int, multiple: int) -> Packing | None:
     """The lowest rung that holds every one of `parts` micro-batches, within the budget of `limit` unpacked rows."""
     tokens, responses = (_groups(x, shards, parts) for x in (lengths.tokens, lengths.responses))
     full = limit * lengths.width
     for rung in range(RUNGS, -1, -1):
         share = limit * STEP**rung
         for rows in dict.fromkeys((math.ceil(share), max(1, math.floor(share)))):
-            width = _up(share * lengths.width / rows)
+            width = _up(share * lengths.width / rows, multiple)
             affordable = rows * width <= full and rows * width**2 <= full * lengths.width
             if not affordable or width < tokens.max() or rows * width < tokens.sum(axis=1).max():
                 continue
             offsets = [first_fit(group, rows, width) for group in tokens]
             if all(offset is not None for offset in offsets):
                 offset = np.stack(offsets).reshape(shards, parts, -1).swapaxes(1, 2).reshape(-1)
-                most = _rung(responses.sum(axis=1).max(), tokens.shape[1] * lengths.response_width)
+                most = _rung(responses.sum(axis=1).max(), tokens.shape[1] * lengths.response_width, multiple)
                 return Packing(offset.astype(np.int32), shards, parts, tokens.shape[1], rows, width, most)
     return None
 
@@ -134,11 +137,11 @@ def _groups(x: np.ndarray, shards: int, parts: int) -> np.ndarray:
     return x.reshape(shards, -1, parts).swapaxes(1, 2).reshape(shards * parts, -1)
 
 
-def _up(x: float) -> int:
-    return -(-math.ceil(x) // MULTIPLE) * MULTIPLE
+def _up(x: float, multiple: int) -> int:
+    return -(-math.ceil(x) // multiple) * multiple
 
 
-def _rung(needed: int, full: int) -> int:
+def _rung(needed: int, full: int, multiple: int) -> int:
     """The lowest of full * STEP^k, k = 0, 1, ..., that is no smaller than `needed`."""
     rung = math.floor(math.log(max(needed, 1) / full) / math.log(STEP))
-    return min(full, _up(full * STEP ** min(rung, RUNGS)))
+    return min(full, _up(full * STEP ** min(rung, RUNGS), multiple))

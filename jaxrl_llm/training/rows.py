@@ -9,6 +9,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm import axes
 from jaxrl_llm.types import Batch
 
 
@@ -25,10 +26,14 @@ class OwnRows:
     """
 
     def __init__(self, batch: Batch):
-        self.tokens, self.positions, self.segment_ids = batch.tokens, batch.positions, batch.segment_ids
-        self.routed_experts = batch.routed_experts
+        # Padding in front, so that a mesh can divide the columns evenly.
+        length = batch.tokens.shape[1]
+        front = -length % axes.parts(axes.current(), axes.SEQUENCE)
+        inputs = (batch.tokens, batch.positions, batch.segment_ids, batch.routed_experts)
+        padded = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (front, 0), *((0, 0),) * (x.ndim - 2))), inputs)
+        self.tokens, self.positions, self.segment_ids, self.routed_experts = padded
         self._shape = batch.response_mask.shape
-        self._first = batch.tokens.shape[1] - self._shape[1]
+        self._first = front + length - self._shape[1]
 
     def before(self, hidden: jax.Array) -> jax.Array:
         """[N, D] from hidden states [R, S, D]: those that the response tokens are predicted from."""

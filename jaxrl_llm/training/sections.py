@@ -74,9 +74,9 @@ class Rollout:
       routing_replay: the trainer sends every token through the experts that the sampler's routers chose
         (arXiv 2510.11370), so that no change of expert comes between the two.
       slots: sequences decoded at once (continuous batching); 0 for all of them.
-      gather_params: on a mesh, the sampler holds a copy of the parameters gathered over the mesh's fsdp axis (divided over
-        tensor and expert alone), so that decoding moves none of them; False decodes with a copy that lies as in training,
-        for models that are too large for that.
+      gather_params: on a mesh, the sampler holds a copy of the parameters gathered over the mesh's fsdp and sequence axes
+        (divided over tensor and expert alone), so that decoding moves none of them; False decodes with a copy that lies as
+        in training, for models that are too large for that.
       refill_rounds: dynamic sampling: groups of equal rewards are replaced by other prompts' groups, with at most so many
         further rounds of `prompts` prompts; what is still missing then is left out of the loss. 0 keeps such groups.
       staleness: rollouts by which the sampling parameters lag behind; from 1 on, sampling overlaps with the updates. The
@@ -302,7 +302,16 @@ class EarlyStop:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """Sizes of the device mesh's axes, see docs/scale.md; one of them may be -1 for the rest of the devices."""
+    """Sizes of the device mesh's axes; one of them may be -1 for the rest of the devices.
+
+    Attributes:
+      data: divides the rows of a batch.
+      fsdp: divides them too, and parameters and optimizer state besides.
+      sequence: divides the tokens of every row, for long responses; in sampling, which goes token by token, rows. It
+        divides parameters and optimizer state as fsdp does.
+      tensor: divides heads, the width of feed-forward layers and the vocabulary.
+      expert: divides the experts of a mixture.
+    """
 
     data: int = -1
     fsdp: int = 1

@@ -2,8 +2,8 @@
 
 Two small tables say it all. `PARAMETERS` gives the axes of a parameter their logical names by the end of its path;
 `RULES` puts logical names on mesh axes. Optimizer moments repeat the parameters' paths and so follow them. A batch is
-divided over data and fsdp together, and the tokens of its rows over sequence (`models.axes`); fsdp and sequence also
-divide the parameters, so that each device holds a part and gathers the rest layer by layer (ZeRO 3).
+divided over data and fsdp together, and within the program its tokens along each row over sequence; fsdp and sequence
+also divide the parameters, so that each device holds a part and gathers the rest layer by layer (ZeRO 3).
 """
 
 import dataclasses
@@ -15,26 +15,24 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm import schema
-from jaxrl_llm.models import axes
+from jaxrl_llm import axes, schema
 from jaxrl_llm.ops.token_stats import Layout
 from jaxrl_llm.training import config as configs
 from jaxrl_llm.training.paths import path_names
 
-AXES = (*axes.ROWS, axes.SEQUENCE, axes.TENSOR, axes.EXPERT)
 BATCH = PartitionSpec(axes.ROWS)
 
 Logical = tuple[str | None, ...]
 
 # Logical name of an array's axis -> mesh axes that divide it, or None.
-RULES: dict[str, axes.Axes | None] = {
+RULES: dict[str, axes.Axes] = {
     "layers": None,
-    "vocab": "tensor",
-    "embed": ("fsdp", "sequence"),
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "mlp": "tensor",
-    "experts": "expert",
+    "vocab": axes.TENSOR,
+    "embed": (axes.FSDP, axes.SEQUENCE),
+    "heads": axes.TENSOR,
+    "kv_heads": axes.TENSOR,
+    "mlp": axes.TENSOR,
+    "experts": axes.EXPERT,
 }
 
 # Last names of a parameter's path -> logical names of its last axes; the layers' leading axis needs no mention.
@@ -67,14 +65,14 @@ def create_mesh(config: "configs.Mesh", devices: Sequence[Any] | None = None) ->
     """The mesh of the configured sizes over all devices, laid along the links of a TPU slice where there are any.
 
     Args:
-      config: the sizes of `AXES`; one of them may be -1, which takes the devices that the others leave.
+      config: the sizes of `axes.NAMES`; one of them may be -1, which takes the devices that the others leave.
       devices: all of them by default.
 
     Raises:
       ValueError: the sizes do not fit the devices; names the field.
     """
     devices = jax.devices() if devices is None else list(devices)
-    sizes = {axis: getattr(config, axis) for axis in AXES}
+    sizes = {axis: getattr(config, axis) for axis in axes.NAMES}
     for axis, size in sizes.items():
         schema.require(size == -1 or size > 0, f"config.mesh.{axis}", size, "positive, or -1 for the rest")
     free = [axis for axis, size in sizes.items() if size == -1]
@@ -93,11 +91,11 @@ def create_mesh(config: "configs.Mesh", devices: Sequence[Any] | None = None) ->
     elif rest != 1:
         product = " x ".join(map(str, sizes.values()))
         raise ValueError(
-            f"config.mesh ({' x '.join(AXES)} = {product}) uses {len(devices) // rest} of {len(devices)} devices;"
+            f"config.mesh ({' x '.join(axes.NAMES)} = {product}) uses {len(devices) // rest} of {len(devices)} devices;"
             " set one size to -1"
         )
     shape = tuple(sizes.values())
-    return Mesh(mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True), AXES)
+    return Mesh(mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True), axes.NAMES)
 
 
 def reading_mesh(config: "configs.Mesh") -> Mesh:
@@ -109,23 +107,28 @@ def reading_mesh(config: "configs.Mesh") -> Mesh:
 
 
 def data_shards(mesh: Mesh) -> int:
-    """Parts into which a batch is divided."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
+    """Parts into which a batch's rows are divided."""
+    return axes.parts(mesh, axes.ROWS)
+
+
+def column_shards(mesh: Mesh) -> int:
+    """Parts into which a row's tokens are divided."""
+    return axes.parts(mesh, axes.SEQUENCE)
 
 
 def partition_spec(
-    logical: Logical, shape: Sequence[int], mesh: Mesh, rules: Mapping[str, axes.Axes | None] = RULES
+    logical: Logical, shape: Sequence[int], mesh: Mesh, rules: Mapping[str, axes.Axes] = RULES
 ) -> PartitionSpec:
     """Which mesh axes divide each axis of an array.
 
     An axis whose size its mesh axes do not divide stays whole, and so does one whose mesh axes divide an earlier axis
-    already. Of several mesh axes those of one device are left out.
+    already. Of several mesh axes the first ones are taken, as many as divide the size.
 
     Args:
       logical: names of the last axes of the array; those before them stay whole.
       shape: of the array.
       mesh: the mesh.
-      rules: logical name -> mesh axes or None.
+      rules: logical name -> mesh axes or None; no mesh axis is in two different entries.
 
     Raises:
       ValueError: more names than axes, or an unknown name; names it.
@@ -133,14 +136,10 @@ def partition_spec(
     if len(logical) > len(shape):
         raise ValueError(f"{len(logical)} logical axes {logical} for an array of shape {tuple(shape)}")
     names = (None,) * (len(shape) - len(logical)) + tuple(logical)
-    spec: list[axes.Axes | None] = []
+    spec: list[axes.Axes] = []
     for name, size in zip(names, shape, strict=True):
-        divided = None if name is None else schema.choose(rules, name, "logical axis")
-        if isinstance(divided, tuple):
-            several = [axis for axis in divided if mesh.shape[axis] > 1]
-            divided = tuple(several) if len(several) > 1 else (several or divided)[0]
-        fits = divided is not None and divided not in spec and axes.even(mesh, size, divided)
-        spec.append(divided if fits else None)
+        wanted = None if name is None else schema.choose(rules, name, "logical axis")
+        spec.append(None if wanted in spec else axes.even(size, mesh, wanted))
     return PartitionSpec(*spec)
 
 
@@ -191,7 +190,7 @@ def spread(batch: Any, mesh: Mesh) -> Any:
 
 def token_layout(mesh: Mesh) -> Layout | None:
     """How `token_stats` finds tokens and vocabulary on the mesh; None where nothing is divided."""
-    return None if mesh.size == 1 else Layout(mesh, (*axes.ROWS, axes.SEQUENCE), RULES["vocab"])
+    return None if mesh.size == 1 else Layout(mesh)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

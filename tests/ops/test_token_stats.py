@@ -192,7 +192,8 @@ def test_sizes_that_a_mesh_does_not_divide_stay_whole():
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     layout = Layout(mesh)
     assert layout.fit(8, 6) == (("data", "fsdp"), "tensor")
-    assert layout.fit(6, 7) == ((), None)
+    assert layout.fit(6, 7) == (("data",), None)
+    assert layout.fit(7, 7) == ((), None)
     data = inputs(count=3, vocab=17)
     data = [x.astype(np.float32) for x in data[:2]] + [np.minimum(x, 16) for x in data[2:]]
     got = jax.jit(functools.partial(tiled, temperature=1.0, layout=layout))(*data)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.models.config import DeltaNetConfig, MoEConfig
+from jaxrl_llm.models.config import MoEConfig
 from jaxrl_llm.plan import hlo
 from jaxrl_llm.rollout import placement, slots
 from jaxrl_llm.rollout.sampler import Sampler
@@ -31,29 +31,21 @@ MODELS = {
         "num_layers": 1,
         "moe": MoEConfig(num_experts=4, experts_per_token=2, intermediate_size=16),
     },
-    "linear": {
-        "vocab_size": 24,
-        "layer_types": ("linear_attention", "full_attention"),
-        "delta_net": DeltaNetConfig(num_key_heads=1, num_value_heads=2, key_head_dim=8, value_head_dim=8),
-    },
 }
 MESHES = {
     "1x8": ("dense", {"data": 1, "fsdp": 8}),
     "2x4": ("dense", {"data": 2, "tensor": 4}),
     "2x2x2": ("dense", {"data": 2, "fsdp": 2, "tensor": 2}),
     "experts": ("experts", {"data": 1, "fsdp": 2, "tensor": 2, "expert": 2}),
-    "sequence": ("dense", {"data": 1, "fsdp": 2, "sequence": 2, "tensor": 2}),
-    "sequence, experts": ("experts", {"data": 1, "sequence": 2, "tensor": 2, "expert": 2}),
-    "sequence, linear": ("linear", {"data": 2, "sequence": 2, "tensor": 2}),
-    "sequence that does not divide": ("dense", {"data": 2, "sequence": 4}),
+    "sequence": ("dense", {"data": 2, "sequence": 2, "tensor": 2}),
+    "experts and sequence": ("experts", {"data": 1, "fsdp": 2, "sequence": 2, "expert": 2}),
 }
-QUICK = ("experts", "sequence")  # between them they divide everything that there is to divide
-# How much more than a softmax a recurrence makes of rounding.
-AMPLIFIED = {"dense": 1, "experts": 1, "linear": 5}
 PROMPTS = [[1, 5, 6, 7], [1, 4], [1, 9, 9, 9], [4, 4], [7, 8, 9], [3]]
 SAMPLING = SamplingConfig(max_response_length=8, stop_ids=(2, 5, 11), capture_top_k=3, first_chunk=8, slots=16)
 
 
+# The quick ones divide everything that there is to divide. Rows have 9 tokens, which no axis divides.
+QUICK = ("experts", "experts and sequence")
 cases = pytest.mark.parametrize(
     ("name", "sizes"),
     [pytest.param(*MESHES[m], id=m, marks=[] if m in QUICK else [pytest.mark.slow]) for m in MESHES],
@@ -64,7 +56,7 @@ def one_device():
     return sharding.create_mesh(MeshConfig(), jax.devices()[:1])
 
 
-def make_batch(rows=16, prompt=4, length=6, vocab=24):
+def make_batch(rows=16, prompt=4, length=5, vocab=24):
     rng = np.random.default_rng(3)
     response = np.arange(length) < rng.integers(1, length + 1, rows)[:, None]
     mask = np.concatenate([np.ones((rows, prompt), bool), response], axis=1)
@@ -123,8 +115,7 @@ def test_a_step_is_that_of_one_device(name, sizes):
     for key, value in wanted.items():
         # Sums in another order: rounding of the largest number in the array.
         scale = max(float(np.abs(value).max()), 1e-6)
-        tolerance = 2e-5 * scale * AMPLIFIED[name]
-        np.testing.assert_allclose(arrays[key], value, atol=tolerance, rtol=1e-5, err_msg=key)
+        np.testing.assert_allclose(arrays[key], value, atol=2e-5 * scale, rtol=1e-5, err_msg=key)
 
 
 @cases
@@ -135,28 +126,7 @@ def test_the_sampler_draws_the_tokens_of_one_device(name, sizes):
     for field in ("prompt_tokens", "response_tokens", "response_mask", "finish_reason", "routed_experts"):
         np.testing.assert_array_equal(getattr(ours, field), getattr(alone, field), err_msg=field)
     np.testing.assert_array_equal(ours.topk.ids, alone.topk.ids)
-    tolerance = 1e-5 * AMPLIFIED[name]
-    np.testing.assert_allclose(ours.behavior_logprobs, alone.behavior_logprobs, atol=tolerance)
-
-
-def test_tokens_of_a_long_row_are_divided_over_the_sequence():
-    config, graphdef, params = tiny.decoder(num_layers=1, remat="full")
-    batch = make_batch(rows=2, prompt=32, length=480, vocab=19)
-
-    def cost(parts):
-        """Matrix FLOPs and bytes of temporaries of one device."""
-        mesh = sharding.create_mesh(MeshConfig(data=1, sequence=parts), jax.devices()[:parts])
-        forward = Forward(graphdef, config.vocab_size, layout=sharding.token_layout(mesh))
-        rows = sharding.placed(batch, jax.tree.map(lambda _: sharding.batch_sharding(mesh), batch))
-        gradient = jax.jit(jax.grad(lambda params, batch: jnp.sum(forward(params, batch).logprobs)))
-        with jax.set_mesh(mesh):
-            program = gradient.lower(sharding.describe(params, mesh), rows).compile()
-        return hlo.costs(program.as_text()).flops, program.memory_analysis().temp_size_in_bytes
-
-    flops, size = (part / whole for part, whole in zip(cost(4), cost(1), strict=True))
-    # Everything but the causal mask's own work is divided by four; keys, values and what the losses read are gathered.
-    assert flops < 0.27
-    assert size < 0.5
+    np.testing.assert_allclose(ours.behavior_logprobs, alone.behavior_logprobs, atol=1e-5)
 
 
 def test_each_device_decodes_rows_and_heads_of_its_own():

@@ -14,6 +14,7 @@ from jaxrl_llm.training import sharding
 from jaxrl_llm.training.config import Mesh as MeshConfig
 from jaxrl_llm.training.paths import flatten
 
+EMBED = ("fsdp", "sequence")  # divide the width of the residual stream
 TINY = ModelConfig(
     vocab_size=16,
     hidden_size=16,
@@ -41,8 +42,8 @@ def make_params():
         ({}, (8, 1, 1, 1, 1)),
         ({"fsdp": 4}, (2, 4, 1, 1, 1)),
         ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 2, 1)),
+        ({"data": 1, "fsdp": 2, "sequence": -1}, (1, 2, 4, 1, 1)),
         ({"data": 2, "fsdp": 2, "tensor": 1, "expert": 2}, (2, 2, 1, 1, 2)),
-        ({"data": -1, "fsdp": 2, "sequence": 4}, (1, 2, 4, 1, 1)),
         ({"data": -1, "fsdp": 8}, (1, 8, 1, 1, 1)),
     ],
 )
@@ -91,18 +92,27 @@ def test_mesh_over_some_devices():
 @pytest.mark.parametrize(
     ("logical", "shape", "spec"),
     [
-        (("embed", "heads"), (4, 6), P("fsdp", "tensor")),
-        (("embed", "heads"), (3, 4, 6), P(None, "fsdp", "tensor")),
-        (("embed", None), (4, 6), P("fsdp", None)),
-        (("embed", "heads"), (4, 5), P("fsdp", None)),  # 2 does not divide 5
-        (("experts", "embed", "mlp"), (7, 4, 6), P("expert", "fsdp", "tensor")),  # one expert shard divides anything
+        (("embed", "heads"), (4, 6), P(EMBED, "tensor")),
+        (("embed", "heads"), (3, 4, 6), P(None, EMBED, "tensor")),
+        (("embed", None), (4, 6), P(EMBED, None)),
+        (("embed", "heads"), (4, 5), P(EMBED, None)),  # 2 does not divide 5
+        (("experts", "embed", "mlp"), (7, 4, 6), P("expert", EMBED, "tensor")),  # one expert shard divides anything
         (("mlp", "heads"), (4, 6), P("tensor", None)),  # one mesh axis divides one axis
+        (("embed", None), (3, 6), P(None, None)),
         ((), (4, 6), P(None, None)),
         ((), (), P()),
     ],
 )
 def test_partition_spec(logical, shape, spec):
     assert sharding.partition_spec(logical, shape, mesh(fsdp=2, tensor=2)) == spec
+
+
+def test_of_several_mesh_axes_as_many_divide_as_fit():
+    device_mesh = mesh(data=1, fsdp=2, sequence=2, tensor=2)
+    spec = sharding.partition_spec(("embed", "mlp"), (8, 6), device_mesh)
+    assert jax.sharding.NamedSharding(device_mesh, spec).shard_shape((8, 6)) == (2, 3)
+    assert sharding.partition_spec(("embed", "mlp"), (6, 6), device_mesh) == P("fsdp", "tensor")
+    assert sharding.data_shards(device_mesh) == 2 and sharding.column_shards(device_mesh) == 2
 
 
 def test_partition_spec_refuses_what_it_does_not_know():
@@ -112,29 +122,19 @@ def test_partition_spec_refuses_what_it_does_not_know():
         sharding.partition_spec(("embed", "mlp"), (4,), mesh())
 
 
-@pytest.mark.parametrize(
-    ("size", "spec"),
-    [(8, P(("fsdp", "sequence"), "tensor")), (6, P(None, "tensor")), (4, P(("fsdp", "sequence"), "tensor"))],
-)
-def test_parameters_are_divided_over_fsdp_and_sequence_together(size, spec):
-    device_mesh = mesh(fsdp=2, sequence=2, tensor=2)
-    assert sharding.partition_spec(("embed", "heads"), (size, 6), device_mesh) == spec
-    assert sharding.partition_spec(("embed", "heads"), (size, 6), mesh(sequence=2, data=4))[0] == "sequence"
-
-
 def test_every_large_parameter_is_divided_over_fsdp_and_tensor():
     places = sharding.shardings(jax.eval_shape(make_params), mesh(fsdp=2, tensor=2))
     flat = {tuple(name.split("/")): place.spec for name, place in flatten(places).items()}
-    assert flat[("embedding",)] == P("tensor", "fsdp")
-    assert flat[("head",)] == P("fsdp", "tensor")
-    assert flat[("layers", "attention", "query", "kernel")] == P(None, "fsdp", "tensor")
+    assert flat[("embedding",)] == P("tensor", EMBED)
+    assert flat[("head",)] == P(EMBED, "tensor")
+    assert flat[("layers", "attention", "query", "kernel")] == P(None, EMBED, "tensor")
     assert flat[("layers", "attention", "key", "bias")] == P(None, "tensor")
-    assert flat[("layers", "attention", "out", "kernel")] == P(None, "tensor", "fsdp")
-    assert flat[("layers", "feed_forward", "down", "kernel")] == P(None, "tensor", "fsdp")
+    assert flat[("layers", "attention", "out", "kernel")] == P(None, "tensor", EMBED)
+    assert flat[("layers", "feed_forward", "down", "kernel")] == P(None, "tensor", EMBED)
     assert flat[("norm", "scale")] == P(None)
     for path, spec in flat.items():
         if path[-1] in ("kernel", "embedding", "head"):
-            assert {"fsdp", "tensor"} < {*spec, None}, path
+            assert {EMBED, "tensor"} < {*spec, None}, path
 
 
 def test_moments_lie_where_their_parameters_do():
@@ -165,8 +165,8 @@ def test_a_model_may_name_its_own_axes():
     params = jax.tree.map(lambda a: jnp.zeros((2, *(4,) * len(a))), axes, is_leaf=lambda x: isinstance(x, tuple))
     device_mesh = mesh(data=1, fsdp=2, tensor=2, expert=2)
     places = sharding.shardings({"mu": params, "count": jnp.int32(0)}, device_mesh, table)
-    assert places["mu"]["router"]["kernel"].spec == P(None, "fsdp", "expert")
-    assert places["mu"]["experts"]["up"]["kernel"].spec == P(None, "expert", "fsdp", "tensor")
+    assert places["mu"]["router"]["kernel"].spec == P(None, EMBED, "expert")
+    assert places["mu"]["experts"]["up"]["kernel"].spec == P(None, "expert", EMBED, "tensor")
     assert places["count"].spec == P()
 
 
