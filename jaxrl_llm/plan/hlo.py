@@ -7,9 +7,12 @@ counts; the text is that of `compiled.as_text()`, after partitioning, so all siz
 
 import collections
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Mapping
+
+import numpy as np
 
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4} | {
     "s64": 8,
@@ -126,16 +129,29 @@ def _flops(instruction: _Instruction, shapes: Mapping[str, str]) -> float:
     if instruction.op == "dot":
         contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)[1]
         return 2.0 * out * math.prod(left[int(d)] for d in contracted.split(",") if d)
-    # TPUs write matrix products as convolutions. A dilated window holds one real value, the rest of it is batch.
-    kernel = re.search(r"dim_labels=\w+_(\w+)->", instruction.rest)[1]
+    # TPUs write matrix products as convolutions. Batch dimensions hide in windows that reach over dilation or padding,
+    # where there is nothing to multiply.
+    lhs, kernel, result = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.rest).groups()
     window = re.search(r"window=\{([^}]*)\}", instruction.rest)
-    sizes, dilated = [], []
-    if window:
-        fields = dict(field.split("=") for field in window[1].split())
-        sizes = [int(s) for s in fields.get("size", "1").split("x")]
-        dilated = [int(s) for s in fields["lhs_dilate"].split("x")] if "lhs_dilate" in fields else [1] * len(sizes)
-    real = math.prod(size for size, dilation in zip(sizes, dilated, strict=True) if dilation == 1)
-    return 2.0 * out * right[kernel.index("i")] * real
+    fields = dict(field.split("=") for field in window[1].split()) if window else {}
+    sizes = [int(size) for size in fields["size"].split("x")] if fields else []
+    strides, dilations, kernel_dilations = (
+        [int(n) for n in fields[name].split("x")] if name in fields else [1] * len(sizes)
+        for name in ("stride", "lhs_dilate", "rhs_dilate")
+    )
+    pads = [int(pad.split("_")[0]) for pad in fields["pad"].split("x")] if "pad" in fields else [0] * len(sizes)
+    flops, outs = 2.0 * out * right[kernel.index("i")], _dims(instruction.shape)
+    for d, geometry in enumerate(zip(sizes, strides, pads, dilations, kernel_dilations, strict=True)):
+        steps = outs[result.index(str(d))]
+        flops *= _products(left[lhs.index(str(d))], steps, *geometry) / steps
+    return flops
+
+
+@functools.cache
+def _products(length: int, steps: int, size: int, stride: int, pad: int, dilation: int, kernel_dilation: int) -> int:
+    """How often a window of `size`, moved `steps` times along `length` values, meets a value, and not padding or dilation."""
+    at = np.arange(steps)[:, None] * stride + np.arange(size) * kernel_dilation - pad
+    return int(np.sum((at >= 0) & (at <= (length - 1) * dilation) & (at % dilation == 0)))
 
 
 def _sent(instruction: _Instruction, kind: str, shapes: Mapping[str, str]) -> float:

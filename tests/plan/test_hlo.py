@@ -59,7 +59,8 @@ def test_a_loop_of_unknown_length_counts_once_and_says_so():
     assert costs.flops == 3 * (2 * 8 * 4 * 4)
 
 
-# Matrix products as TPU programs write them: [4, 128, 256] x [256, 512]; a batched one, dilated; a weight gradient over rows.
+# Matrix products as TPU programs write them: [4, 128, 256] x [256, 512]; a batched one, dilated; a weight gradient over rows;
+# [128, 256] x [4, 256, 512], whose window is padding but for one value.
 CONVOLUTIONS = """\
 ENTRY %main (x: bf16[4,128,256], w: bf16[1,256,512], y: bf16[4,128,256]) -> bf16[256,512,1] {
   %x = bf16[4,128,256]{2,1,0:T(8,128)(2,1)} parameter(0)
@@ -68,6 +69,9 @@ ENTRY %main (x: bf16[4,128,256], w: bf16[1,256,512], y: bf16[4,128,256]) -> bf16
   %z = bf16[4,128,512]{2,1,0:T(8,128)(2,1)} parameter(3)
   %a = bf16[4,128,512]{2,1,0} convolution(%x, %w), window={size=1}, dim_labels=0bf_0io->0bf
   %b = bf16[4,128,128]{2,1,0} convolution(%x, %y), window={size=4 stride=3 lhs_dilate=4}, dim_labels=0bf_0oi->0bf
+  %u = bf16[1,128,256]{2,1,0:T(8,128)(2,1)} parameter(4)
+  %v = bf16[4,256,512]{2,1,0:T(8,128)(2,1)} parameter(5)
+  %d = bf16[4,128,512]{2,1,0} convolution(%u, %v), window={size=4 pad=3_3 rhs_reversal=1}, dim_labels=0bf_0io->0bf
   ROOT %c = bf16[256,512,1]{1,0,2} convolution(%x, %z), window={size=4}, dim_labels=0fb_0io->bf0
 }
 """
@@ -75,7 +79,8 @@ ENTRY %main (x: bf16[4,128,256], w: bf16[1,256,512], y: bf16[4,128,256]) -> bf16
 
 def test_matrix_products_written_as_convolutions():
     product, batched, gradient = 2 * 4 * 128 * 256 * 512, 2 * 4 * 128 * 128 * 256, 2 * 4 * 128 * 256 * 512
-    assert hlo.costs(CONVOLUTIONS).flops == product + batched + gradient
+    spread = 2 * 4 * 128 * 256 * 512
+    assert hlo.costs(CONVOLUTIONS).flops == product + batched + gradient + spread
 
 
 def test_a_compiled_scan_counts_every_layer():
