@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.training import sharding
@@ -173,7 +174,7 @@ def test_a_model_may_name_its_own_axes():
 def test_put_and_compute_as_on_one_device():
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 4, jax.eval_shape(make_params))
-    graphdef = nnx.split(nnx.eval_shape(lambda: Decoder(TINY, rngs=nnx.Rngs(0))), nnx.Param)[0]
+    graphdef = abstract(Decoder, TINY)[0]
     tokens = np.arange(8 * 5, dtype=np.int32).reshape(8, 5) % 16
     positions, segments = np.tile(np.arange(5, dtype=np.int32), (8, 1)), np.ones((8, 5), np.int32)
 
