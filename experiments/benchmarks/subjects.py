@@ -31,8 +31,9 @@ def create(name: str) -> tuple[ModelConfig, Any]:
     """Architecture and parameters of one of `NAMES`."""
     if name == "qwen3":
         return QWEN3, nnx.split(Decoder(QWEN3, rngs=nnx.Rngs(0)), nnx.Param)[1]
-    model = hf.read_config(checkpoint())
-    return model, hf.load(checkpoint(), model)
+    path = checkpoint()
+    model = hf.read_config(path)
+    return model, hf.load(path, model)
 
 
 def save(directory: pathlib.Path, model: ModelConfig, params: Any) -> None:

@@ -52,7 +52,7 @@ def use(mesh: Mesh | None) -> contextlib.AbstractContextManager:
 
 def shards(mesh: Mesh | None) -> int:
     """Parts into which rows are divided."""
-    return 1 if mesh is None else axes.parts(mesh, axes.TOKENS)
+    return axes.parts(mesh, axes.TOKENS)
 
 
 def specs(tree: Any, mesh: Any) -> Any:

@@ -43,6 +43,7 @@ class Learner:
         self._run, self._task, self._trainer, self._mesh, self._key = run, task, trainer, mesh, key
         self._step = trainers.compile_step(trainer.step, state)
         self._score = jax.jit(functools.partial(score, trainer.forward, micro_batches=run.training.parts))
+        self._take = jax.jit(batches.take, out_shardings=sharding.batch_sharding(mesh))
         self._measure = jax.jit(objectives.margin_diagnostics, static_argnames="alpha")
 
     def __call__(
@@ -100,17 +101,16 @@ class Learner:
 
     def _minibatches(self, batch: Batch, lengths: packing.Lengths, key: jax.Array) -> Iterator[Batch]:
         """The rows in a new random order every epoch, cut into mini-batches, packed where the configuration says so."""
-        training, mesh = self._run.training, self._mesh
-        take = jax.jit(batches.take, out_shardings=sharding.batch_sharding(mesh))
+        training = self._run.training
         batch = batch.replace(packing=None)  # that was for scoring, and would have `take` compiled anew
         for epoch in range(training.epochs):
             order = np.asarray(jax.random.permutation(jax.random.fold_in(key, epoch), len(lengths.tokens)))
             for rows in order.reshape(training.updates_per_rollout, -1):
                 if not training.packing:
-                    yield take(batch, rows)
+                    yield self._take(batch, rows)
                     continue
                 places, shared = self._pack(lengths.take(rows), training.micro_batches)
-                yield take(batch, rows[places], shared)
+                yield self._take(batch, rows[places], shared)
 
     def _pack(self, lengths: packing.Lengths, parts: int, *, reorder: bool = True) -> tuple[np.ndarray, Packing | None]:
         rows, columns = sharding.data_shards(self._mesh), sharding.column_shards(self._mesh)

@@ -185,7 +185,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def spread(batch: Any, mesh: Mesh) -> Any:
     """A batch with its rows over the mesh."""
-    return put(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
+    return put(batch, batch_sharding(mesh))
 
 
 def token_layout(mesh: Mesh) -> Layout | None:
