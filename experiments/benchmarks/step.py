@@ -26,7 +26,7 @@ from jaxrl_llm import objectives
 from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
-from jaxrl_llm.plan.programs import forward_flops
+from jaxrl_llm.models.flops import attention_share, forward_flops
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training import optimizer as optimizers
 from jaxrl_llm.training import packing, sharding, trainer
@@ -57,7 +57,7 @@ def measure(repetitions: int) -> None:
     full = np.full(count, prompt), np.full(count, response)
     for title, lengths in (("full rows", full), ("skewed lengths", skewed(count, prompt, response))):
         batch = make_batch(model, *lengths)
-        order, plan = packing.plan(packing.lengths_of(batch), 1, _MICRO_BATCHES.value)
+        order, plan = packing.plan(packing.lengths_of(batch), 1, _MICRO_BATCHES.value, attention_share(model))
         calls = {"ours": ours(model, params, batch)}
         if plan is not None:
             calls["ours, packed"] = ours(model, params, batches.take(batch, order, plan))

@@ -17,6 +17,7 @@ from jaxrl_llm.models import presets
 from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder, is_matrix
+from jaxrl_llm.models.flops import forward_flops
 from jaxrl_llm.plan import hlo
 from jaxrl_llm.rollout import placement
 from jaxrl_llm.rollout import slots as sampling
@@ -157,29 +158,6 @@ def _placed_layers(layers: Any, mesh: Mesh) -> Any:
 def decoding_flops(model: ModelConfig, rows: int, length: int) -> float:
     """Matrix FLOPs of one token for each of `rows` sequences against a cache of `length`."""
     return rows * (forward_flops(model, 1, length, 1) - forward_flops(model, 1, length - 1, 0))
-
-
-def forward_flops(model: ModelConfig, rows: int, length: int, unembedded: int) -> float:
-    """Matrix FLOPs of the model's forward over `rows` sequences of `length` tokens, attention causal, delta nets token by token.
-
-    Args:
-      model: the architecture.
-      rows, length: sequences and their length.
-      unembedded: tokens whose logits are computed.
-    """
-    c, tokens, net, moe = model, rows * length, model.delta_net, model.moe
-    attention = c.hidden_size * c.head_dim * ((3 if c.attention_gate else 2) * c.num_heads + 2 * c.num_kv_heads)
-    attention += 2 * c.num_heads * c.head_dim * (length + 1) / 2  # products with earlier keys and their values
-    linear = (
-        c.hidden_size * (net.channels + 2 * net.value_width + 2 * net.num_value_heads) + net.conv_size * net.channels
-    )
-    linear += 3 * net.value_width * net.key_head_dim  # the memory is asked, corrected and read
-    routed = c.hidden_size * (moe.num_experts + 3 * moe.experts_per_token * moe.intermediate_size)
-    routed += c.hidden_size * (3 * moe.shared_expert_size + (moe.shared_expert_size > 0))
-    mixers = {"full_attention": attention, "linear_attention": linear}
-    feed_forwards = {"dense": 3 * c.hidden_size * c.intermediate_size, "moe": routed}
-    layers = sum(mixers[kind.mixer] + feed_forwards[kind.feed_forward] for kind in c.layer_kinds)
-    return 2.0 * (tokens * layers + unembedded * c.hidden_size * c.vocab_size)
 
 
 def _abstract_model(model: ModelConfig, mesh: Mesh) -> tuple[nnx.GraphDef, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import objectives, processes, tasks
+from jaxrl_llm.models.flops import attention_share
 from jaxrl_llm.training import advantages, packing, reference, rollouts, sharding
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training import trainer as trainers
@@ -41,6 +42,7 @@ class Learner:
           key: of the order in which rows are learned; rollout r uses `fold_in(key, r)`.
         """
         self._run, self._task, self._trainer, self._mesh, self._key = run, task, trainer, mesh, key
+        self._attention = attention_share(trainer.model)
         self._step = trainers.compile_step(trainer.step, state)
         self._score = jax.jit(functools.partial(score, trainer.forward, micro_batches=run.training.parts))
         self._take = jax.jit(batches.take, out_shardings=sharding.batch_sharding(mesh))
@@ -114,7 +116,7 @@ class Learner:
 
     def _pack(self, lengths: packing.Lengths, parts: int, *, reorder: bool = True) -> tuple[np.ndarray, Packing | None]:
         rows, columns = sharding.data_shards(self._mesh), sharding.column_shards(self._mesh)
-        return packing.plan(lengths, rows, parts, reorder=reorder, columns=columns)
+        return packing.plan(lengths, rows, parts, self._attention, reorder=reorder, columns=columns)
 
 
 def _mismatch(batch: Batch, update: dict[str, Any]) -> dict[str, float]:

@@ -3,7 +3,8 @@
 A program needs one static shape for all micro-batches of an optimizer step on all devices. It comes from a ladder whose
 budgets, slots of a micro-batch on one device, fall by a tenth a rung from that of unpacked rows; so a run compiles one
 program for each rung that its lengths come to, and neighbouring rollouts mostly share them. Short sequences also need
-fewer micro-batches. No micro-batch costs more than an unpacked one, neither in tokens nor in products of attention.
+fewer micro-batches. No micro-batch has more slots than an unpacked one, nor costs more, attention to the longer rows
+counted.
 
 What is left of padding comes from the devices' waiting for one another and from row ends; with a few sequences a device
 and one as long as a row among them, packing has little to give.
@@ -51,14 +52,15 @@ def lengths_of(batch: Batch) -> Lengths:
 
 
 def plan(
-    lengths: Lengths, shards: int, parts: int, *, reorder: bool = True, columns: int = 1
+    lengths: Lengths, shards: int, parts: int, attention: float, *, reorder: bool = True, columns: int = 1
 ) -> tuple[np.ndarray, Packing | None]:
-    """The packing of a batch that computes fewest slots.
+    """The packing of a batch that costs least.
 
     Args:
       lengths: of B rows.
       shards: equal blocks of rows that lie on different devices.
       parts: micro-batches that an unpacked batch is split into; a packed one is split into as many or fewer.
+      attention: what attending to one more column costs a slot, as a share of all else (`flops.attention_share`).
       reorder: whether rows may change places.
       columns: equal parts of every row that lie on different devices.
 
@@ -66,13 +68,15 @@ def plan(
       An order of the rows, int [B], and the packing of the batch in that order; None where it would save nothing.
     """
     order, best = np.arange(len(lengths.tokens)), None
-    least = len(order) * lengths.width
     block = len(order) // shards
+    least = parts * _cost(block // parts, lengths.width, attention)
     for count in (n for n in range(1, parts + 1) if block % n == 0):
         candidate = deal(lengths, shards, count) if reorder else np.arange(len(order))
-        packing = _lowest(lengths.take(candidate), shards, count, block // parts, math.lcm(MULTIPLE, columns))
-        if packing is not None and packing.slots < least:
-            order, best, least = candidate, packing, packing.slots
+        multiple = math.lcm(MULTIPLE, columns)
+        packing = _lowest(lengths.take(candidate), shards, count, block // parts, attention, multiple)
+        cost = math.inf if packing is None else count * _cost(packing.rows, packing.width, attention)
+        if cost < least:
+            order, best, least = candidate, packing, cost
     return order, best
 
 
@@ -87,15 +91,16 @@ def deal(lengths: Lengths, shards: int, parts: int) -> np.ndarray:
     return rounds.reshape(-1, shards, parts).swapaxes(0, 1).reshape(-1)
 
 
-def _lowest(lengths: Lengths, shards: int, parts: int, limit: int, multiple: int) -> Packing | None:
+def _lowest(lengths: Lengths, shards: int, parts: int, limit: int, attention: float, multiple: int) -> Packing | None:
     """The lowest rung that holds every one of `parts` micro-batches, within the budget of `limit` unpacked rows."""
     tokens, responses = (_groups(x, shards, parts) for x in (lengths.tokens, lengths.responses))
-    full = limit * lengths.width
+    slots, cost = limit * lengths.width, _cost(limit, lengths.width, attention)
     for rung in range(RUNGS, -1, -1):
         share = limit * STEP**rung
-        for rows in dict.fromkeys((math.ceil(share), max(1, math.floor(share)))):
+        # Half as many rows, twice as long: they have fewer ends where little fits any more.
+        for rows in dict.fromkeys((math.ceil(share), max(1, math.floor(share)), max(1, math.floor(share) // 2))):
             width = _up(share * lengths.width / rows, multiple)
-            affordable = rows * width <= full and rows * width**2 <= full * lengths.width
+            affordable = rows * width <= slots and _cost(rows, width, attention) <= cost
             if not affordable or width < tokens.max() or rows * width < tokens.sum(axis=1).max():
                 continue
             offsets = [first_fit(group, rows, width) for group in tokens]
@@ -104,6 +109,11 @@ def _lowest(lengths: Lengths, shards: int, parts: int, limit: int, multiple: int
                 most = _rung(responses.sum(axis=1).max(), tokens.shape[1] * lengths.response_width, multiple)
                 return Packing(offset.astype(np.int32), shards, parts, tokens.shape[1], rows, width, most)
     return None
+
+
+def _cost(rows: int, width: int, attention: float) -> float:
+    """Of a forward pass, in slots that attend to nothing."""
+    return rows * width * (1 + attention * width)
 
 
 def first_fit(lengths: np.ndarray, rows: int, width: int) -> np.ndarray | None:

@@ -32,6 +32,7 @@ class Trainer:
     """The parts of a run's updates.
 
     Attributes:
+      model: the policy's architecture.
       forward: the policy to token statistics.
       loss: the objective.
       optimizer: of the policy.
@@ -40,6 +41,7 @@ class Trainer:
       compared: whether the policy is compared with the one that RL begins with.
     """
 
+    model: ModelConfig
     forward: Forward
     loss: objectives.PolicyLoss
     optimizer: optax.GradientTransformation
@@ -76,7 +78,7 @@ def create(run: RunConfig, model: ModelConfig, graphdef: nnx.GraphDef, mesh: Mes
     if critic is not None:
         step = critic.step(step)
     compared = run.kl.reward > 0 or "reference_logprobs" in loss.needs
-    return Trainer(forward, loss, optimizer, critic, step, compared)
+    return Trainer(model, forward, loss, optimizer, critic, step, compared)
 
 
 def initial_state(

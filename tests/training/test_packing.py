@@ -89,15 +89,26 @@ def test_a_skewed_rollout_is_padded_by_less_than_fifteen_in_a_hundred():
     tokens = np.random.default_rng(0).permutation(np.repeat([30, 60, 120, 256], [32, 16, 8, 8]))
     needed = 32 * 30 + 16 * 60 + 8 * 120 + 8 * 256  # 4,928 of 64 x 256 slots: 70 % padding in rows of their own
     lengths = packing.Lengths(tokens, tokens - 20, 256, 236)
-    order, plan = packing.plan(lengths, 1, 4)
+    order, plan = packing.plan(lengths, 1, 4, attention=1e-3)
     assert sorted(order) == list(range(64))
     assert plan.rows * plan.width <= 16 * 256  # a micro-batch as before, at most
     assert plan.slots == plan.parts * plan.rows * plan.width
     assert needed <= plan.slots < needed / 0.85
 
 
+def test_rows_are_longer_where_attention_is_cheap():
+    """Sequences of 40, 40, 40 and 20, 140 together: in rows of 80 they need two, in one row 144, the next multiple of 8.
+
+    Where attention is all that costs, one row of 144 costs 144^2 = 20,736 against the 4 * 64^2 = 16,384 of unpacked rows.
+    """
+    lengths = packing.Lengths(np.array([40, 40, 40, 20]), np.array([20, 20, 20, 10]), 64, 44)
+    for attention, shape in ((1e6, (2, 80)), (1e-2, (1, 144))):
+        _, plan = packing.plan(lengths, 1, 1, attention)
+        assert (plan.rows, plan.width) == shape
+
+
 def test_full_rows_are_left_alone():
-    order, plan = packing.plan(lengths_of([PROMPT] * 8, [RESPONSE] * 8), 2, 2)
+    order, plan = packing.plan(lengths_of([PROMPT] * 8, [RESPONSE] * 8), 2, 2, attention=0.0)
     assert plan is None
     np.testing.assert_array_equal(order, np.arange(8))
 
@@ -109,16 +120,18 @@ def test_a_plan_gives_every_sequence_slots_of_its_own_and_never_costs_more(data)
     size = shards * limit * count
     responses = np.array(data.draw(st.lists(st.integers(0, 40), min_size=size, max_size=size)))
     tokens = np.where(responses, responses + 8, 0)
-    reorder = data.draw(st.booleans())
-    order, plan = packing.plan(packing.Lengths(tokens, responses, 48, 40), shards, limit, reorder=reorder)
+    reorder, attention = data.draw(st.booleans()), data.draw(st.sampled_from([0.0, 1e-3, 1.0]))
+    order, plan = packing.plan(packing.Lengths(tokens, responses, 48, 40), shards, limit, attention, reorder=reorder)
     assert sorted(order) == list(range(size))
     if plan is None or not reorder:
         np.testing.assert_array_equal(order, np.arange(size))
     if plan is None:
         return
     assert plan.parts <= limit
-    assert plan.slots < size * 48
-    assert plan.rows * plan.width <= count * 48 and plan.rows * plan.width**2 <= count * 48**2
+    # In slots and in products of attention, of a micro-batch and of all of them.
+    assert plan.rows * plan.width <= count * 48
+    cost, unpacked = plan.rows * plan.width * (1 + attention * plan.width), count * 48 * (1 + attention * 48)
+    assert cost <= unpacked and plan.parts * cost < limit * unpacked
     tokens, responses = tokens[order], responses[order]
     for first in range(0, size, size // shards):  # a device's rows
         for part in range(plan.parts):
