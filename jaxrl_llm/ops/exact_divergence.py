@@ -28,8 +28,8 @@ def exact_divergence(
     *,
     temperature: float = 1.0,
     mask: chex.Array | None = None,
-    chunk_size: int = 1024,
-    vocab_chunk: int = 8192,
+    chunk_size: int = 4096,
+    vocab_chunk: int = 2048,
     layout: Layout | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """D(mu, pi) of every token's whole distribution, and its rate along the policy-gradient step on that token.

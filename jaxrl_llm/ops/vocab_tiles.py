@@ -36,8 +36,8 @@ class Plan:
     temperature: float = 1.0
     entropy: bool = False
     fp8: Format = "off"
-    rows: int = 1024
-    columns: int = 8192
+    rows: int = 4096
+    columns: int = 2048
     tied: bool = False
     vocab_axis: str | None = None
 
