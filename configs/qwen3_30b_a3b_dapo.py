@@ -15,6 +15,8 @@ def get_config(source="Qwen/Qwen3-30B-A3B"):
     config = config_files.beside(__file__, "qwen3_4b_dapo.py").get_config(source)
     config.run_dir = "runs/qwen3_30b_a3b_dapo"
     config.rollout.routing_replay = True
-    config.rollout.gather_params = False  # a copy on every chip would not fit
     config.training.micro_batches = 2
+    config.mesh.tensor = (
+        4  # the sampler's copy, whole along fsdp, fits in quarters; no more, for there are 4 heads of keys
+    )
     return config

@@ -4,7 +4,8 @@
     python experiments/plan_pod.py --config=configs/qwen3_4b_dapo.py --topology=v5p:4x4x4
 
 Nothing is downloaded, allocated or run: parameters and batches are shapes, libtpu compiles the real programs, and the table
-says what a chip would hold, compute and send. Topologies: v5e, v5p, v6e, tpu7x with a shape, such as v6e:16x16. Minutes per program.
+says what a chip would hold, compute and send. Topologies: v5e, v5p, v6e, tpu7x with a shape, such as v6e:16x16. Minutes per program;
+--only takes one.
 """
 
 import time
@@ -20,6 +21,7 @@ from jaxrl_llm.training.config import RunConfig
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file under configs/.", lock_config=True)
 _TOPOLOGY = flags.DEFINE_string("topology", "v5p:4x4x4", "Chip and shape of the slice.")
+_ONLY = flags.DEFINE_enum("only", None, ["training", "decoding"], "One of the two programs.")
 _MARKDOWN = flags.DEFINE_bool("markdown", False, "Print the table for a document.")
 
 
@@ -29,14 +31,13 @@ def main():
     chip, devices = chips.chip(_TOPOLOGY.value), chips.devices(_TOPOLOGY.value)
     mesh = sharding.create_mesh(run.mesh, devices)
     done = []
-    for name, compile_program in (
-        ("training step", programs.training_program),
-        ("decoding step", programs.decoding_program),
-    ):
+    for name, compile_program in (("training", programs.training_program), ("decoding", programs.decoding_program)):
+        if _ONLY.value not in (None, name):
+            continue
         start = time.monotonic()
-        with console.status(f"compiling the {name} for {len(devices)} devices of {_TOPOLOGY.value} ..."):
+        with console.status(f"compiling the {name} step for {len(devices)} devices of {_TOPOLOGY.value} ..."):
             done.append(compile_program(run, mesh))
-        console.print(f"{name}: compiled in {time.monotonic() - start:.0f} s; {report.advice(done[-1], chip)}")
+        console.print(f"{name} step: compiled in {time.monotonic() - start:.0f} s; {report.advice(done[-1], chip)}")
     header, *rows = report.table(done, chip)
     if _MARKDOWN.value:
         lines = [header, ("---",) * len(header), *rows]

@@ -285,6 +285,19 @@ def is_matrix(path: tuple[Any, ...], leaf: Any) -> bool:
     return jax.tree_util.DictKey("kernel") in path and leaf.ndim == 2
 
 
+def narrow(params: Any, dtype: Any) -> Any:
+    """A decoder's parameters (or parts of them) with those in `dtype` that its forward brings to the activations' dtype.
+
+    Norms and the rates of delta nets stay as they are: they are computed with in float32.
+    """
+    multiplied = {jax.tree_util.DictKey(name) for name in ("embedding", "head", "kernel", "bias", "router", "conv")}
+
+    def one(path, leaf):
+        return leaf.astype(dtype) if multiplied.intersection(path) else leaf
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
 def _period(layers: Any, period: int) -> tuple[Any, ...]:
     """The stacked blocks (or their parameters) of one period, in order."""
     return (layers,) if period == 1 else tuple(layers[f"block{i}"] for i in range(period))

@@ -119,12 +119,13 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     )
     places = placement.places(slots, mesh)
     slots = sharding.placed(slots, places)
-    loaded = jax.eval_shape(functools.partial(sampling.load, fp8=r.fp8.sites), params)
-    loaded = loaded.replace(layers=_placed_layers(loaded.layers, mesh), params=params)
-    copied: list[Any] = [loaded.layers]
+    loaded = jax.eval_shape(functools.partial(sampling.load, fp8=r.fp8.sites, dtype=model.dtype), params)
+    loaded = loaded.replace(layers=_placed_layers(loaded.layers, mesh), params=sharding.describe(loaded.params, mesh))
     if r.gather_params:
         loaded = sharding.placed(loaded, placement.gathered_places(loaded))
-        copied = [loaded.layers, *(part for name, part in loaded.params.items() if name != "layers")]
+    # The stacked layers, and what neither moves nor changes its dtype, are the training parameters themselves.
+    copied = [loaded.layers]
+    copied += [part for name, part in loaded.params.items() if jax.tree.leaves(part) != jax.tree.leaves(params[name])]
 
     def one(loaded, slots: Slots, steps, finished):
         return sampling.decode(graphdef, config, loaded, slots, steps, finished, 1)

@@ -71,7 +71,7 @@ class Sampler:
     def load(self, params: Any) -> Loaded:
         """The parameters as sampling uses them, for several calls with the same ones."""
         with placement.use(placement.mesh_of(params)):
-            loaded = programs.load(params, self.config.fp8)
+            loaded = programs.load(params, self.config.fp8, self.model.dtype)
         return placement.gather(loaded) if self.config.gather_params and placement.mesh_of(params) else loaded
 
     def __call__(

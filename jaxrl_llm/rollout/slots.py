@@ -20,7 +20,7 @@ from jaxrl_llm import schema
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.cache import KVCache
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.decoder import unstack_layers
+from jaxrl_llm.models.decoder import narrow, unstack_layers
 from jaxrl_llm.ops.fp8 import Fp8Sites
 from jaxrl_llm.rollout import placement
 from jaxrl_llm.rollout.choice import Choice, behavior_distribution, draw, entropy, random_numbers
@@ -130,11 +130,23 @@ class Record:
     routing: jax.Array | None
 
 
-@functools.partial(jax.jit, static_argnames="fp8")
-def load(params: Any, fp8: Fp8Sites) -> Loaded:
-    """The parameters as the sampler uses them: quantised where emulated, and one tree per layer besides."""
-    params = quantize_weights(params, fp8)
-    return Loaded(params, unstack_layers(params))
+@functools.partial(jax.jit, static_argnames=("fp8", "dtype"))
+def load(params: Any, fp8: Fp8Sites, dtype: Any) -> Loaded:
+    """The parameters as the sampler uses them: one tree per layer, quantised where emulated, as wide as decoding multiplies.
+
+    A model that is trained in float32 and computes in bfloat16 would narrow its matrices at every step; done once, the numbers
+    are the same, and the copy, what is gathered for it and what a step reads are half as large.
+
+    Args:
+      params: the decoder's. The stacked layers among them stay as they are: decoding does not read them.
+      fp8: emulated sites.
+      dtype: that the model computes in.
+    """
+    layers = narrow(unstack_layers(quantize_weights(params, fp8)), dtype)
+    stack = params["layers"]
+    params = narrow(params, dtype)
+    params["layers"] = stack
+    return Loaded(params, layers)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "rows", "length", "routing"))

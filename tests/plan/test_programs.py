@@ -1,5 +1,7 @@
 """Plans of a tiny run on the host's eight devices, against sizes and FLOPs worked out by hand; verdicts; topology names."""
 
+import dataclasses
+
 import jax
 import pytest
 
@@ -61,6 +63,14 @@ def test_the_decoding_step_of_a_tiny_run(run, mesh):
     valid = 32 * 32
     assert program.resident["KV cache"] == keys_and_values / 8 + valid / 4
     assert program.flops > 0
+    # Gathered over fsdp, halved over tensor, but for the norms; the final one is the training parameters' own.
+    assert program.resident["sampler's copy"] == 4 * (MATRICES / 2 + NORMS - 32)
+
+
+def test_a_model_that_computes_in_bfloat16_is_copied_in_bfloat16(run, mesh):
+    narrow = dataclasses.replace(run, model=dataclasses.replace(run.model, dtype="bfloat16"))
+    program = programs.decoding_program(narrow, mesh)
+    assert program.resident["sampler's copy"] == 2 * MATRICES / 2 + 4 * (NORMS - 32)
 
 
 @pytest.mark.parametrize(

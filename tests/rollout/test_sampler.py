@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxrl_llm.models.config import DeltaNetConfig, MoEConfig
+from jaxrl_llm.models.decoder import unstack_layers
 from jaxrl_llm.ops.fp8 import Fp8Sites
 from jaxrl_llm.rollout.choice import Choice
+from jaxrl_llm.rollout.placement import Loaded
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training.step import Forward
@@ -156,3 +159,24 @@ def test_bad_requests_are_named():
         wide(params, PROMPTS, jax.random.key(0))
     with pytest.raises(ValueError, match="capture_top_k is True"):
         SamplingConfig(max_response_length=1, stop_ids=(), capture_top_k=True)
+
+
+def test_what_is_loaded_is_as_wide_as_the_model_computes_and_draws_the_same():
+    """Attention, gated delta net, experts with a router, biases and a head, trained in float32, computing in bfloat16."""
+    config, graphdef, params = tiny.decoder(
+        dtype="bfloat16",
+        attention_bias=True,
+        tie_word_embeddings=False,
+        layer_types=("linear_attention", "full_attention"),
+        delta_net=DeltaNetConfig(num_key_heads=1, num_value_heads=2, key_head_dim=8, value_head_dim=8, conv_size=3),
+        moe=MoEConfig(num_experts=4, experts_per_token=2, intermediate_size=16),
+    )
+    sampler = Sampler(graphdef, config, SamplingConfig(max_response_length=12, stop_ids=(2,)))
+    loaded, wide = sampler.load(params), Loaded(params, unstack_layers(params))
+    drawn, expected = (sampler(x, PROMPTS, jax.random.key(3), group_size=4) for x in (loaded, wide))
+    np.testing.assert_array_equal(drawn.response_tokens, expected.response_tokens)
+    np.testing.assert_array_equal(drawn.behavior_logprobs, expected.behavior_logprobs)
+    rest = {name: part for name, part in loaded.params.items() if name != "layers"}
+    for path, leaf in jax.tree_util.tree_leaves_with_path((rest, loaded.layers)):
+        kept = {"scale", "log_rate", "decay_bias"} & {getattr(key, "key", None) for key in path}
+        assert leaf.dtype == (jnp.float32 if kept else jnp.bfloat16), path
