@@ -16,7 +16,6 @@ def get_config(source="Qwen/Qwen3-30B-A3B"):
     config.run_dir = "runs/qwen3_30b_a3b_dapo"
     config.rollout.routing_replay = True
     config.training.micro_batches = 2
-    config.mesh.tensor = (
-        4  # the sampler's copy, whole along fsdp, fits in quarters; no more, for there are 4 heads of keys
-    )
+    # The sampler's copy, whole along fsdp, fits in quarters; there are no more than 4 heads of keys.
+    config.mesh.tensor = 4
     return config

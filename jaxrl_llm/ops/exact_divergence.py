@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.objectives.divergence import KL, LOG_FLOOR, Divergence
+from jaxrl_llm.ops import vocab_tiles
 from jaxrl_llm.ops.token_stats import Layout, check, on_mesh, place
 from jaxrl_llm.ops.vocab_tiles import Plan, Tiles, map_rows, softmax_statistics, total
 
@@ -28,8 +29,8 @@ def exact_divergence(
     *,
     temperature: float = 1.0,
     mask: chex.Array | None = None,
-    chunk_size: int = 4096,
-    vocab_chunk: int = 2048,
+    chunk_size: int = vocab_tiles.ROWS,
+    vocab_chunk: int = vocab_tiles.COLUMNS,
     layout: Layout | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """D(mu, pi) of every token's whole distribution, and its rate along the policy-gradient step on that token.

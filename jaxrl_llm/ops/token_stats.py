@@ -55,8 +55,8 @@ def token_stats(
     mask: chex.Array | None = None,
     fp8: Format = "off",
     tied: bool = False,
-    chunk_size: int = 4096,
-    vocab_chunk: int = 2048,
+    chunk_size: int = vocab_tiles.ROWS,
+    vocab_chunk: int = vocab_tiles.COLUMNS,
     layout: Layout | None = None,
 ) -> TokenStats:
     """Log-probs of the sampled tokens under softmax(hidden @ unembedding / temperature), and more on request.
@@ -73,8 +73,7 @@ def token_stats(
         and no gradient passes, whatever their hidden state holds).
       fp8: format that the logits are rounded to, one scale per token, as an emulating sampler rounds its own.
       tied: the unembedding is an embedding as it lies; turning it around first would cost a copy each way.
-      chunk_size, vocab_chunk: tokens and vocabulary entries per tile, at most. Tall tiles are faster than wide ones of the
-        same size: each piece of the unembedding and of its gradient is moved once for more tokens.
+      chunk_size, vocab_chunk: tokens and vocabulary entries per tile, at most.
       layout: how the arrays lie on a mesh, or None for GSPMD's choice (or one device).
 
     Returns:

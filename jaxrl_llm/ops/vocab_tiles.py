@@ -18,6 +18,9 @@ from jaxrl_llm.ops.fp8 import Format, fake_quant
 
 # Stands for -inf in running maxima: finite, so that 0 * (difference of two of them) is 0.
 LOWEST = -1e30
+# Of a tile, at most. Tall ones are faster than wide ones of the same size: each piece of the unembedding and of its gradient
+# is moved once for more tokens.
+ROWS, COLUMNS = 4096, 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Plan:
     temperature: float = 1.0
     entropy: bool = False
     fp8: Format = "off"
-    rows: int = 4096
-    columns: int = 2048
+    rows: int = ROWS
+    columns: int = COLUMNS
     tied: bool = False
     vocab_axis: str | None = None
 

@@ -68,11 +68,10 @@ def plan(
       An order of the rows, int [B], and the packing of the batch in that order; None where it would save nothing.
     """
     order, best = np.arange(len(lengths.tokens)), None
-    block = len(order) // shards
+    block, multiple = len(order) // shards, math.lcm(MULTIPLE, columns)
     least = parts * _cost(block // parts, lengths.width, attention)
     for count in (n for n in range(1, parts + 1) if block % n == 0):
         candidate = deal(lengths, shards, count) if reorder else np.arange(len(order))
-        multiple = math.lcm(MULTIPLE, columns)
         packing = _lowest(lengths.take(candidate), shards, count, block // parts, attention, multiple)
         cost = math.inf if packing is None else count * _cost(packing.rows, packing.width, attention)
         if cost < least:
@@ -97,8 +96,9 @@ def _lowest(lengths: Lengths, shards: int, parts: int, limit: int, attention: fl
     slots, cost = limit * lengths.width, _cost(limit, lengths.width, attention)
     for rung in range(RUNGS, -1, -1):
         share = limit * STEP**rung
+        few = max(1, math.floor(share))
         # Half as many rows, twice as long: they have fewer ends where little fits any more.
-        for rows in dict.fromkeys((math.ceil(share), max(1, math.floor(share)), max(1, math.floor(share) // 2))):
+        for rows in dict.fromkeys((math.ceil(share), few, max(1, few // 2))):
             width = _up(share * lengths.width / rows, multiple)
             affordable = rows * width <= slots and _cost(rows, width, attention) <= cost
             if not affordable or width < tokens.max() or rows * width < tokens.sum(axis=1).max():
