@@ -14,6 +14,5 @@ from jaxrl_llm.training import config_files
 def get_config():
     config = config_files.beside(__file__, "qwen3_30b_a3b_dapo.py").get_config("Qwen/Qwen3.5-35B-A3B")
     config.run_dir = "runs/qwen3_5_35b_a3b_dapo"
-    config.mesh.tensor = 1  # over 2 it has not been planned with the narrowed copy
-    config.rollout.gather_params = False  # a whole copy on every chip would not fit
+    config.mesh.tensor = 2  # as many as heads of keys and values
     return config

@@ -36,6 +36,11 @@ def parts(mesh: Any | None, axes: Axes) -> int:
     return 1 if mesh is None else math.prod(mesh.shape.get(axis, 1) for axis in names(axes))
 
 
+def round_up(size: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is no smaller than `size`: what divides evenly into so many parts."""
+    return -(-size // multiple) * multiple
+
+
 def even(size: int, mesh: Any, axes: Axes) -> Axes:
     """As many of `axes`, from the first, as the mesh has and as divide `size` together; None for none."""
     there = tuple(axis for axis in names(axes) if axis in mesh.shape)

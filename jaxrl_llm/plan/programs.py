@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import schema
+from jaxrl_llm.axes import round_up
 from jaxrl_llm.models import presets
 from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
@@ -103,8 +104,7 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     """
     model, r = model_config(run), run.rollout
     graphdef, params = _abstract_model(model, mesh)
-    shards = placement.shards(mesh)
-    rows = -(-min(r.slots or run.sequences, run.sequences) // shards) * shards
+    rows = round_up(min(r.slots or run.sequences, run.sequences), placement.shards(mesh))
     config = SamplingConfig(
         max_response_length=r.max_response_length,
         stop_ids=(0,),

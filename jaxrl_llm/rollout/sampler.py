@@ -24,6 +24,7 @@ import numpy as np
 from flax import nnx
 
 from jaxrl_llm import processes, schema
+from jaxrl_llm.axes import round_up
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.rollout import placement
 from jaxrl_llm.rollout import slots as programs
@@ -155,14 +156,14 @@ class _Work:
         self.usage, self.finished, self.waiting_from = Usage(), 0, 0
 
         # ---- The rows: which sequence each holds (-1 for none), and how far it has come
-        rows = _up(min(config.slots or self.total, self.total), shards)
+        rows = round_up(min(config.slots or self.total, self.total), shards)
         self.row_ladder = _row_ladder(rows, shards)
         self.lengths = [self.width + room for room in _room_ladder(config)]
         self.sequence, self.steps = np.full(rows, -1), np.zeros(rows, np.int32)
         self.slots: Slots | None = None
         self.column = self.width
         self.block: Prefilled | None = None
-        self.block_start, self.block_size = 0, _up(-(-rows // group_size), shards)
+        self.block_start, self.block_size = 0, round_up(-(-rows // group_size), shards)
 
         # ---- The records
         shape = (self.total, config.max_response_length)
@@ -338,16 +339,11 @@ def pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[np.ndarray, np.n
     return tokens, mask
 
 
-def _up(count: int, shards: int) -> int:
-    """The least multiple of `shards` that is no smaller."""
-    return -(-count // shards) * shards
-
-
 def _row_ladder(rows: int, shards: int = 1) -> list[int]:
     """Sizes of the batch, falling: each about a quarter of the last, and a multiple of `shards`."""
     ladder = [rows]
     while ladder[-1] // 4 >= max(FEWEST_ROWS, shards):
-        ladder.append(_up(ladder[-1] // 4, shards))
+        ladder.append(round_up(ladder[-1] // 4, shards))
     return ladder
 
 

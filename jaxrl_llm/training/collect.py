@@ -138,9 +138,9 @@ def _rewards(
 
 def decode(rollout: Rollout, tokenizer: Any) -> list[str]:
     """Text of each response; the end token, part of the response for the loss, is not part of the text."""
-    tokens, mask, reasons = processes.fetch((rollout.response_tokens, rollout.response_mask, rollout.finish_reason))
-    lengths = mask.sum(axis=1) - (reasons == FinishReason.STOP)
-    return [tokenizer.decode(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=True)]
+    lengths = rollout.response_mask.sum(axis=1) - (rollout.finish_reason == FinishReason.STOP)
+    rows = zip(rollout.response_tokens, lengths, strict=True)
+    return [tokenizer.decode(row[:length].tolist()) for row, length in rows]
 
 
 def loss_mask(task: Task, rollout: Rollout) -> jax.Array:
@@ -152,7 +152,7 @@ def concatenate(parts: Sequence[Collected]) -> Collected:
     """Several rollouts of one sampler as one, on the host; shorter prompts are padded to the longest's width."""
     if len(parts) == 1:
         return parts[0]
-    rollouts = processes.fetch([part.rollout for part in parts])
+    rollouts = [part.rollout for part in parts]
     width = max(rollout.prompt_tokens.shape[1] for rollout in rollouts)
     offsets = np.cumsum([0] + [int(rollout.group_ids[-1]) + 1 for rollout in rollouts])
     padded = [_pad_prompts(r, width, offset) for r, offset in zip(rollouts, offsets.tolist(), strict=False)]
@@ -176,16 +176,15 @@ def flat_groups(rewards: np.ndarray, group_size: int) -> np.ndarray:
 def rollout_metrics(collected: Collected) -> dict[str, float]:
     """What a rollout tells before any update: reward, lengths, truncation, groups without a signal, graders that failed."""
     rollout, rewards = collected.rollout, collected.rewards
-    mask, reasons, groups = processes.fetch((rollout.response_mask, rollout.finish_reason, rollout.group_ids))
-    lengths = mask.sum(axis=1)
+    lengths = rollout.response_mask.sum(axis=1)
     scored = ~np.isnan(rewards)
-    flat = flat_groups(rewards, len(rewards) // len(np.unique(groups)))
+    flat = flat_groups(rewards, len(rewards) // len(np.unique(rollout.group_ids)))
     return {
         "reward/mean": float(rewards[scored].mean()) if scored.any() else float("nan"),
         "reward/failed_grades": float((~scored).sum()),
         "response/length_mean": float(lengths.mean()),
         "response/length_max": float(lengths.max()),
-        "response/truncated": float((reasons == FinishReason.LENGTH).mean()),
+        "response/truncated": float((rollout.finish_reason == FinishReason.LENGTH).mean()),
         "advantage/zero_groups": float(np.mean(flat)),
     }
 

@@ -17,6 +17,7 @@ import math
 
 import numpy as np
 
+from jaxrl_llm.axes import round_up
 from jaxrl_llm.types import Batch, Packing
 
 STEP = 0.9
@@ -99,7 +100,7 @@ def _lowest(lengths: Lengths, shards: int, parts: int, limit: int, attention: fl
         few = max(1, math.floor(share))
         # Half as many rows, twice as long: they have fewer ends where little fits any more.
         for rows in dict.fromkeys((math.ceil(share), few, max(1, few // 2))):
-            width = _up(share * lengths.width / rows, multiple)
+            width = round_up(math.ceil(share * lengths.width / rows), multiple)
             affordable = rows * width <= slots and _cost(rows, width, attention) <= cost
             if not affordable or width < tokens.max() or rows * width < tokens.sum(axis=1).max():
                 continue
@@ -147,11 +148,7 @@ def _groups(x: np.ndarray, shards: int, parts: int) -> np.ndarray:
     return x.reshape(shards, -1, parts).swapaxes(1, 2).reshape(shards * parts, -1)
 
 
-def _up(x: float, multiple: int) -> int:
-    return -(-math.ceil(x) // multiple) * multiple
-
-
 def _rung(needed: int, full: int, multiple: int) -> int:
     """The lowest of full * STEP^k, k = 0, 1, ..., that is no smaller than `needed`."""
     rung = math.floor(math.log(max(needed, 1) / full) / math.log(STEP))
-    return min(full, _up(full * STEP ** min(rung, RUNGS), multiple))
+    return min(full, round_up(math.ceil(full * STEP ** min(rung, RUNGS)), multiple))

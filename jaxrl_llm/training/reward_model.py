@@ -20,6 +20,7 @@ from rich.console import Console
 
 from jaxrl_llm import objectives, processes, schema, tasks
 from jaxrl_llm.analysis.estimators import wilson_interval
+from jaxrl_llm.axes import round_up
 from jaxrl_llm.models import hf
 from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
@@ -156,7 +157,9 @@ def train(
                     row = {name: float(value) for name, value in processes.fetch(values).items()}
                     metrics.write(i + 1, row | {"pairs/dropped": dropped})
                     bar.update(i + 1, {"loss": row["loss"], "accuracy": row["accuracy"]})
-        scorer = Scorer(graphdef, params, tokenizer, run.max_length, rows=_divisible(run.batch_size, mesh))
+        scorer = Scorer(
+            graphdef, params, tokenizer, run.max_length, rows=round_up(run.batch_size, sharding.data_shards(mesh))
+        )
         accuracy = evaluate(scorer, held_out)
         metrics.write(run.steps + 1, {f"eval/{k}": v for k, v in dataclasses.asdict(accuracy).items()})
         checkpoints.save(run.steps, params, {"accuracy": dataclasses.asdict(accuracy)}, accuracy.value)
@@ -197,7 +200,7 @@ def load(config: configs.RewardModel, mesh: jax.sharding.Mesh, held_out: Sequenc
     Raises:
       ValueError: there is no reward model, it does not fit, or there is nothing to standardise on; names the field.
     """
-    rows = _divisible(config.batch_size, mesh)
+    rows = round_up(config.batch_size, sharding.data_shards(mesh))
     if (pathlib.Path(config.source) / "checkpoints").is_dir():
         saved = read_run(RunDir(pathlib.Path(config.source)), mesh)
         scorer, measured = saved.scorer, saved.accuracy
@@ -334,8 +337,3 @@ def comparisons(
     fits = [max(map(len, pair)) <= max_length for pair in zip(*sides, strict=True)]
     kept = [example for example, fit in zip(examples, fits, strict=True) if fit]
     return kept, tuple([ids for ids, fit in zip(side, fits, strict=True) if fit] for side in sides)
-
-
-def _divisible(rows: int, mesh: jax.sharding.Mesh) -> int:
-    shards = sharding.data_shards(mesh)
-    return -(-rows // shards) * shards

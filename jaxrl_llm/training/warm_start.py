@@ -6,6 +6,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from jaxrl_llm import objectives, processes, schema, tasks
+from jaxrl_llm.axes import round_up
 from jaxrl_llm.training import batch as batches
 from jaxrl_llm.training import config as configs
 from jaxrl_llm.training import optimizer as optimizers
@@ -75,5 +76,5 @@ def _demonstrations(run: RunConfig, examples: list[tasks.Example], policy: Polic
         run.rollout.max_response_length,
         f"at least {longest}, the length of a worked solution with its end token",
     )
-    width = -(-max(map(len, prompts.tokens)) // 4) * 4
+    width = round_up(max(map(len, prompts.tokens)), 4)
     return batches.from_pairs(prompts.tokens, responses, width, run.rollout.max_response_length, policy.pad_id)
