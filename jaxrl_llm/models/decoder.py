@@ -213,6 +213,7 @@ class Decoder(nnx.Module):
         token_mask: chex.Array,
         fp8: Fp8Sites | None = None,
         layers: tuple[Any, ...] | None = None,
+        rope: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array, KVCache]:
         """Hidden states of new tokens given the cache; prefill (Q tokens) and single steps (Q = 1) alike.
 
@@ -224,6 +225,7 @@ class Decoder(nnx.Module):
           token_mask: bool [B, Q]; False marks left padding, which nothing attends to.
           fp8: emulated sites.
           layers: per-layer parameters from `unstack_layers`, or None to slice them here.
+          rope: `rope_angles` at the positions, or None to compute them here.
 
         Returns:
           Hidden states [B, Q, D] after the final norm, and the cache with the new tokens.
@@ -235,7 +237,8 @@ class Decoder(nnx.Module):
         own = jnp.reshape(slots, (-1, 1)) + jnp.arange(tokens.shape[1])
         mask = valid[:, None, :] & (jnp.arange(cache.length) <= own[:, :, None])
         divided = axes.decoded_sequences(len(tokens))
-        layout = Layout(rope_angles(positions, c), mask, token_mask & (positions == 0), token_mask, divided)
+        rope = rope_angles(positions, c) if rope is None else rope
+        layout = Layout(rope, mask, token_mask & (positions == 0), token_mask, divided)
         graphdefs, stacks = zip(*map(nnx.split, _period(self.layers, c.period)), strict=True)
         ready, layers = layers is not None, _unstack(stacks) if layers is None else layers
         x, parts, chosen = self._embed(tokens, divided), [], []

@@ -18,6 +18,7 @@ from flax import nnx
 
 from jaxrl_llm import schema
 from jaxrl_llm.models import cache as caches
+from jaxrl_llm.models.attention import rope_angles
 from jaxrl_llm.models.cache import KVCache
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import narrow, unstack_layers
@@ -282,6 +283,8 @@ def decode(
 
     # For the whole chunk at once: step by step they take dozens of operations too small to be worth their start.
     uniform = placement.divide(random_numbers(slots.keys, slots.steps[:, None] + jnp.arange(width)))
+    # Looked up in every step: what is computed there, XLA computes anew in every layer and for every head.
+    turns = rope_angles(jnp.arange(slots.cache.length), model.config)
 
     def more(carry):
         step, slots, _ = carry
@@ -290,7 +293,7 @@ def decode(
     def body(carry):
         step, slots, record = carry
         now = jax.lax.dynamic_index_in_dim(uniform, step, axis=1, keepdims=False)
-        slots, drawn = _step(model, loaded.layers, config, slots, now)
+        slots, drawn = _step(model, loaded.layers, config, slots, now, turns)
         record = jax.tree.map(
             lambda buffer, new: jax.lax.dynamic_update_index_in_dim(buffer, new, step, axis=1), record, drawn
         )
@@ -301,8 +304,21 @@ def decode(
     return placement.divide((slots, record))
 
 
-def _step(model, layers, config: SamplingConfig, slots: Slots, uniform: jax.Array) -> tuple[Slots, Record]:
-    """Draws one token for every row, by its numbers [R, 2], and runs it through the model; [R, ...] of each record."""
+def _step(
+    model: nnx.Module,
+    layers: Any,
+    config: SamplingConfig,
+    slots: Slots,
+    uniform: jax.Array,
+    turns: tuple[jax.Array, ...],
+) -> tuple[Slots, Record]:
+    """Draws one token for every row and runs it through the model; [R, ...] of each record.
+
+    Args:
+      model, layers, config, slots: as in `decode`.
+      uniform: [R, 2], what the tokens are drawn by.
+      turns: `rope_angles` at every position, [C, 1, rotary_dim / 2].
+    """
     choice = config.choice
 
     def chosen(logits, uniform):
@@ -319,9 +335,10 @@ def _step(model, layers, config: SamplingConfig, slots: Slots, uniform: jax.Arra
 
     record = placement.by_rows(chosen, model.logits(slots.hidden), uniform)
     token = record.tokens
-    positions = slots.prompt_lengths + slots.steps
+    positions = (slots.prompt_lengths + slots.steps)[:, None]
+    rope = tuple(turn[positions] for turn in turns)
     hidden, cache = model.decode(
-        token[:, None], positions[:, None], slots.cache, slots.column, ~slots.done[:, None], config.fp8, layers
+        token[:, None], positions, slots.cache, slots.column, ~slots.done[:, None], config.fp8, layers, rope
     )
     if cache.routed_experts is not None:
         record = dataclasses.replace(
