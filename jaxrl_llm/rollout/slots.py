@@ -333,7 +333,7 @@ def _step(
             routing=None,
         )
 
-    record = placement.by_rows(chosen, model.logits(slots.hidden), uniform)
+    record = placement.by_rows(chosen, jax.lax.optimization_barrier(model.logits(slots.hidden)), uniform)
     token = record.tokens
     positions = (slots.prompt_lengths + slots.steps)[:, None]
     rope = tuple(turn[positions] for turn in turns)
