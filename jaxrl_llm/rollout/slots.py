@@ -234,12 +234,12 @@ def arrange(slots: Slots, rows: jax.Array, column: jax.Array, length: int) -> Sl
     shift = slots.column - column
 
     def move(axis, x):
-        x = x[rows]
         if axis is None:
-            return x
-        # Columns before the first and behind the last are empty; what is pushed out belongs to no sequence.
+            return x[rows]
+        # Columns before the first and behind the last are empty; what is pushed out belongs to no sequence. With the rows
+        # picked last, XLA writes the new cache in one pass; picked first, it makes the picked and the padded ones as well.
         pad = [(length, length) if i == axis else (0, 0) for i in range(x.ndim)]
-        return jax.lax.dynamic_slice_in_dim(jnp.pad(x, pad), length + shift, length, axis)
+        return jax.lax.dynamic_slice_in_dim(jnp.pad(x, pad), length + shift, length, axis)[rows]
 
     per_row = {
         name: getattr(slots, name)[rows] for name in ("hidden", "keys", "prompt_lengths", "steps", "limits", "done")
@@ -333,7 +333,9 @@ def _step(
             routing=None,
         )
 
-    record = placement.by_rows(chosen, jax.lax.optimization_barrier(model.logits(slots.hidden)), uniform)
+    # On CPU the product comes out with its rows last. Unless it is turned here, every reader turns it for itself.
+    logits = jax.lax.optimization_barrier(model.logits(slots.hidden))
+    record = placement.by_rows(chosen, logits, uniform)
     token = record.tokens
     positions = (slots.prompt_lengths + slots.steps)[:, None]
     rope = tuple(turn[positions] for turn in turns)
