@@ -26,7 +26,7 @@ from jaxrl_llm.models import hf
 from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
-from jaxrl_llm.models.layers import few_rows
+from jaxrl_llm.models.layers import matmul_transposed
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler
 from jaxrl_llm.rollout.slots import SamplingConfig
@@ -238,7 +238,7 @@ def roofline(it: Subject, seconds: float, repetitions: int, peak: float, bandwid
     # As decoding multiplies them; where the unembedding is a matrix of its own, it is as large.
     matrices = [layer.T for kernel in kernels for layer in kernel] + [it.params["embedding"][...]]
     inputs = [jnp.ones((rows, matrix.shape[1])) for matrix in matrices]
-    products = jax.jit(lambda inputs, matrices: [few_rows(x, w) for x, w in zip(inputs, matrices, strict=True)])
+    products = jax.jit(lambda inputs, matrices: [matmul_transposed(x, w) for x, w in zip(inputs, matrices, strict=True)])
     alone = timing.spread(timing.take_turns([lambda: products(inputs, matrices)], max(5, repetitions))[0])[0]
     step = seconds / new
     print(

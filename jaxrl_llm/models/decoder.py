@@ -22,7 +22,7 @@ from jaxrl_llm.models.cache import KeyValue, KVCache
 from jaxrl_llm.models.config import LayerKind, ModelConfig
 from jaxrl_llm.models.delta_net import DeltaNet, RecurrentState, init_state
 from jaxrl_llm.models.kernels import cached_attention, causal_attention
-from jaxrl_llm.models.layers import FeedForward, Linear, RMSNorm, few_rows
+from jaxrl_llm.models.layers import FeedForward, Linear, RMSNorm, matmul_transposed
 from jaxrl_llm.models.moe import MoE
 from jaxrl_llm.ops.fp8 import Fp8Sites
 
@@ -261,7 +261,7 @@ class Decoder(nnx.Module):
     def logits(self, hidden: chex.Array) -> jax.Array:
         """float32 [..., V]."""
         if self.head is None and hidden.ndim == 2:
-            return few_rows(hidden, self.embedding[...].astype(self.config.dtype), jnp.float32)
+            return matmul_transposed(hidden, self.embedding[...].astype(self.config.dtype), jnp.float32)
         return jnp.matmul(hidden, self.unembedding(), preferred_element_type=jnp.float32)
 
     def _embed(self, tokens: chex.Array, divided: PartitionSpec) -> jax.Array:

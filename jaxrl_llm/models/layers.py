@@ -27,12 +27,18 @@ class RMSNorm(nnx.Module):
         return (wide * (self.scale[...].astype(jnp.float32) + self.zero_centred)).astype(x.dtype)
 
 
-def few_rows(x: jax.Array, matrix: jax.Array, dtype: Any = None) -> jax.Array:
-    """x @ matrix.T, [R, out] from x [R, in] and matrix [out, in], for as few rows as decoding has; `dtype` of the result.
+FEW_ROWS = 64  # up to here packing a matrix costs more than turning the result
 
-    The matrix stands on the left: on CPU, XLA packs what stands on the right anew at every product, which is as much work
-    as the product with few rows. The barrier keeps it from turning the product round again.
+
+def matmul_transposed(x: jax.Array, matrix: jax.Array, dtype: Any = None) -> jax.Array:
+    """x @ matrix.T, [R, out] from x [R, in] and matrix [out, in]; `dtype` of the result.
+
+    With as few rows as decoding has, the matrix stands on the left: on CPU, XLA packs what stands on the right anew at
+    every product, which is as much work as the product with few rows. The barrier keeps it from turning the product round
+    again. With as many as prefill has, its result, which then comes out with the rows last, would be dearer to read.
     """
+    if x.shape[0] > FEW_ROWS:
+        return jnp.matmul(x, matrix.T, preferred_element_type=dtype)
     return jax.lax.optimization_barrier(jnp.matmul(matrix, x.T, preferred_element_type=dtype)).T
 
 
@@ -55,7 +61,7 @@ class Linear(nnx.Module):
         # second would have to gather it first.
         if self.transposed or axes.parts(axes.current(), axes.SEQUENCE) == 1:
             x = x.reshape(-1, shape[-1])
-        y = few_rows(x, kernel) if self.transposed else x @ kernel
+        y = matmul_transposed(x, kernel) if self.transposed else x @ kernel
         y = y if self.bias is None else y + self.bias[...].astype(x.dtype)
         return y.reshape(*shape[:-1], y.shape[-1])
 
