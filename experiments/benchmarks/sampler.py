@@ -238,7 +238,9 @@ def roofline(it: Subject, seconds: float, repetitions: int, peak: float, bandwid
     # As decoding multiplies them; where the unembedding is a matrix of its own, it is as large.
     matrices = [layer.T for kernel in kernels for layer in kernel] + [it.params["embedding"][...]]
     inputs = [jnp.ones((rows, matrix.shape[1])) for matrix in matrices]
-    products = jax.jit(lambda inputs, matrices: [matmul_transposed(x, w) for x, w in zip(inputs, matrices, strict=True)])
+    products = jax.jit(
+        lambda inputs, matrices: [matmul_transposed(x, w) for x, w in zip(inputs, matrices, strict=True)]
+    )
     alone = timing.spread(timing.take_turns([lambda: products(inputs, matrices)], max(5, repetitions))[0])[0]
     step = seconds / new
     print(
