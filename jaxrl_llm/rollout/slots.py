@@ -237,7 +237,7 @@ def arrange(slots: Slots, rows: jax.Array, column: jax.Array, length: int) -> Sl
         if axis is None:
             return x[rows]
         # Columns before the first and behind the last are empty; what is pushed out belongs to no sequence. With the rows
-        # picked last, XLA writes the new cache in one pass; picked first, it makes the picked and the padded ones as well.
+        # picked last, XLA on CPU writes the new cache in one pass; picked first, it makes the picked one as well.
         pad = [(length, length) if i == axis else (0, 0) for i in range(x.ndim)]
         return jax.lax.dynamic_slice_in_dim(jnp.pad(x, pad), length + shift, length, axis)[rows]
 
