@@ -9,7 +9,7 @@ quickstart: .venv/runtime
 	$(BIN)/python experiments/train.py --config=configs/quickstart.py
 
 test: .venv/dev
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 test-slow: .venv/dev

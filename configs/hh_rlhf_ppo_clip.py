@@ -6,7 +6,7 @@
 Hardware and metrics: as in configs/hh_rlhf.py.
 """
 
-from jaxrl_llm.training import config_files
+from jaxrl_llm.config import files as config_files
 
 
 def get_config():

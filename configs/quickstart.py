@@ -9,7 +9,7 @@ half of the time. RL, which only sees right and wrong, finds out that working th
 Hardware: 2 CPU cores, a few minutes. Metric: accuracy at temperature 1 on held-out prompts.
 """
 
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.config import default_config
 
 
 def get_config():

@@ -7,7 +7,7 @@ What the trainer sees as mismatch is in the metrics under mismatch/ and in the p
 Hardware: 2 CPU cores, a few minutes. Metric: accuracy at temperature 1 on held-out prompts.
 """
 
-from jaxrl_llm.training import config_files
+from jaxrl_llm.config import files as config_files
 
 
 def get_config():

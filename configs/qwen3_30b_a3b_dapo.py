@@ -8,7 +8,7 @@ The trainer replays the experts that the sampler chose.
 Hardware: a TPU slice that experiments/plan_pod.py says it fits. Metric: avg@16 on AIME 2024 and 2025.
 """
 
-from jaxrl_llm.training import config_files
+from jaxrl_llm.config import files as config_files
 
 
 def get_config(source="Qwen/Qwen3-30B-A3B"):

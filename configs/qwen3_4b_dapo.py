@@ -8,7 +8,7 @@
 Hardware: a TPU slice that experiments/plan_pod.py says it fits. Metric: avg@16 on AIME 2024 and 2025.
 """
 
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.config import default_config
 
 
 def get_config(source="Qwen/Qwen3-4B"):

@@ -6,7 +6,7 @@
 Hardware: a TPU slice that experiments/plan_pod.py says it fits. Metric: avg@16 on AIME 2024 and 2025.
 """
 
-from jaxrl_llm.training import config_files
+from jaxrl_llm.config import files as config_files
 
 
 def get_config():

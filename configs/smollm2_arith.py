@@ -15,7 +15,7 @@ of the answer against the truth. At temperature 1 this small, coarsely quantised
 import importlib.util
 import pathlib
 
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.config import default_config
 
 
 def smollm2() -> str:

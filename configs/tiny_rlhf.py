@@ -10,7 +10,7 @@ Hardware: 2 CPU cores, 1 to 2 minutes. Metrics: reward/mean (the reward model's,
 after/residual, after/overshoot; held-out accuracy is the true rule's score, 1 being the best reply there is.
 """
 
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.config import default_config
 
 
 def get_config(objective="ppo_clip"):

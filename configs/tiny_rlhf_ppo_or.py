@@ -6,7 +6,7 @@
 Hardware: 2 CPU cores, 1 to 2 minutes. Metrics: as in configs/tiny_rlhf.py.
 """
 
-from jaxrl_llm.training import config_files
+from jaxrl_llm.config import files as config_files
 
 
 def get_config():

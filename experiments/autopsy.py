@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxrl_llm.analysis import autopsy
-from jaxrl_llm.training import command_line, loop
-from jaxrl_llm.training.config import RunConfig
-from jaxrl_llm.training.metrics import read_rows
+from jaxrl_llm.api import command_line
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.records.metrics import read_rows
+from jaxrl_llm.training import loop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file under configs/.", lock_config=True)
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a run that is already in the run directory.")

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from absl import flags
 from benchmarks import sampler, step, timing
 
+from jaxrl_llm.api import command_line
 from jaxrl_llm.objectives import divergence as dv
 from jaxrl_llm.ops.token_stats import token_stats
 from jaxrl_llm.tasks.rewards.pool import GraderPool, PoolConfig
-from jaxrl_llm.training import command_line
 
 _PART = flags.DEFINE_enum(
     "part", "divergence", ["divergence", "token_stats", "grading", "sampler", "step"], "What to measure."

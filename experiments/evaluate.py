@@ -12,12 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxrl_llm import schema, tasks
+from jaxrl_llm.api import command_line, loaded_run
+from jaxrl_llm.experience.evaluation import evaluate, pass_at
+from jaxrl_llm.experience.prompts import tokenize
+from jaxrl_llm.parallel import sharding
+from jaxrl_llm.records import progress
+from jaxrl_llm.reward_models import reward_model
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler
 from jaxrl_llm.rollout.slots import SamplingConfig
-from jaxrl_llm.training import command_line, progress, reward_model, saved, sharding
-from jaxrl_llm.training.collect import tokenize
-from jaxrl_llm.training.evaluate import evaluate, pass_at
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "A run's directory.", required=True)
 _CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "Rollout of the checkpoint; the newest by default.")
@@ -36,7 +39,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of the draws.")
 def main():
     console, samples = Console(), _SAMPLES.value
     choice = Choice(temperature=_TEMPERATURE.value, top_p=_TOP_P.value)
-    run = saved.load(_RUN_DIR.value, _CHECKPOINT.value, console.print)
+    run = loaded_run.load(_RUN_DIR.value, _CHECKPOINT.value, console.print)
     task, policy = run.task, run.policy
     if _TASK.value is not None:
         task = tasks.create({**run.run.task, "name": _TASK.value})
@@ -60,7 +63,7 @@ def main():
             )
         passes = "\n".join(
             f"@{k}: {100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-            for k, (value, low, high) in pass_at(found.collected, samples).items()
+            for k, (value, low, high) in pass_at(found.scored, samples).items()
         )
         row = (name, str(len(prompts)), str(found), passes, f"{found.length:.1f}", f"{100 * found.truncated:.1f} %")
         table.add_row(*row)

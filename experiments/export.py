@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from jaxrl_llm import schema
-from jaxrl_llm.models import hf, hf_config
+from jaxrl_llm.api import command_line, loaded_run
+from jaxrl_llm.hub import hf_config, pretrained
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.training import command_line, reward_model, saved
-from jaxrl_llm.training.run_dir import RunDir
+from jaxrl_llm.records.run_dir import RunDir
+from jaxrl_llm.reward_models import reward_model
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "The run.")
 _OUTPUT = flags.DEFINE_string("output", None, "The directory to write; it must not hold anything yet.")
@@ -64,20 +65,20 @@ def export(
         theirs.bos_token_id = getattr(model.tokenizer, "bos_token_id", None)
         theirs.eos_token_id, theirs.pad_token_id = model.stop_ids[0], model.pad_id
     else:
-        theirs = hf.transformers_config(model.source)
+        theirs = pretrained.transformers_config(model.source)
     if judges and theirs.pad_token_id in model.stop_ids:
         theirs.pad_token_id = None  # the score stands at the end token, which transformers must not take for padding
     tokenizer = model.tokenizer
     if not hasattr(tokenizer, "save_pretrained"):
         tokenizer = tokenizer.to_transformers()
-    hf.save(directory, model.params, model.config, theirs, tokenizer, dtype, max_shard_size)
+    pretrained.save(directory, model.params, model.config, theirs, tokenizer, dtype, max_shard_size)
     if model.source is not None:
-        hf.copy_generation_config(model.source, directory)
+        pretrained.copy_generation_config(model.source, directory)
     return model.name
 
 
 def _policy(run_dir: str, rollout: int | None) -> Trained:
-    run = saved.load(run_dir, rollout, best=True)
+    run = loaded_run.load(run_dir, rollout, best=True)
     p = run.policy
     name = f"the policy after rollout {run.rollout}"
     return Trained(p.params, p.config, p.tokenizer, p.source, p.stop_ids, p.pad_id, name)

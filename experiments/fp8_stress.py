@@ -15,13 +15,17 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxrl_llm import tasks
+from jaxrl_llm.analysis import mismatch
+from jaxrl_llm.api import command_line, loaded_run
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.experience import policy
+from jaxrl_llm.experience.policy import Policy
+from jaxrl_llm.experience.prompts import tokenize
+from jaxrl_llm.parallel import sharding
+from jaxrl_llm.records import progress
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.slots import SamplingConfig
 from jaxrl_llm.tasks import Task
-from jaxrl_llm.training import command_line, mismatch, policy, progress, saved, sharding
-from jaxrl_llm.training.collect import tokenize
-from jaxrl_llm.training.config import RunConfig
-from jaxrl_llm.training.policy import Policy
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "A run's directory.")
 _CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "Rollout of the checkpoint; the newest by default.")
@@ -36,7 +40,7 @@ def load(console: Console) -> tuple[RunConfig, Task, Policy, str]:
     if (_RUN_DIR.value is None) == (_CONFIG.value is None):
         raise ValueError("give either --run_dir or --config")
     if _RUN_DIR.value is not None:
-        found = saved.load(_RUN_DIR.value, _CHECKPOINT.value, console.print)
+        found = loaded_run.load(_RUN_DIR.value, _CHECKPOINT.value, console.print)
         return found.run, found.task, found.policy, f"checkpoint {found.rollout} of {_RUN_DIR.value}"
     run = RunConfig.read(_CONFIG.value)
     task = tasks.create(run.task)

@@ -13,11 +13,13 @@ import jax
 from absl import flags
 from rich.console import Console
 
+from jaxrl_llm.api import command_line, loaded_run
+from jaxrl_llm.experience import generation
+from jaxrl_llm.experience.prompts import tokenize
+from jaxrl_llm.records import progress
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler
 from jaxrl_llm.rollout.slots import SamplingConfig
-from jaxrl_llm.training import command_line, generate, progress, saved
-from jaxrl_llm.training.collect import tokenize
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "A run's directory.", required=True)
 _CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "Rollout of the checkpoint; the newest by default.")
@@ -36,9 +38,9 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of the draws.")
 
 def main():
     console = Console(stderr=True)
-    examples = generate.read_prompts(_PROMPT.value, _FILE.value)
+    examples = generation.read_prompts(_PROMPT.value, _FILE.value)
     choice = Choice(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _MIN_P.value)
-    run = saved.load(_RUN_DIR.value, _CHECKPOINT.value, console.print)
+    run = loaded_run.load(_RUN_DIR.value, _CHECKPOINT.value, console.print)
     policy, length = run.policy, _MAX_TOKENS.value or run.run.rollout.max_response_length
     config = SamplingConfig(length, policy.stop_ids, policy.pad_id, choice, slots=_SLOTS.value)
     prompts = tokenize(examples, policy.tokenizer, limit=2**30)
@@ -52,7 +54,7 @@ def main():
             group_size=_SAMPLES.value,
             report=live,
         )
-    lines = "".join(json.dumps(row) + "\n" for row in generate.rows(rollout, prompts.examples, policy.tokenizer))
+    lines = "".join(json.dumps(row) + "\n" for row in generation.rows(rollout, prompts.examples, policy.tokenizer))
     if _OUT.value is None:
         print(lines, end="")
     else:

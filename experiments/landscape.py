@@ -6,7 +6,7 @@ python experiments/landscape.py --out=runs/landscape.png
 from absl import flags
 
 from jaxrl_llm.analysis import landscape
-from jaxrl_llm.training import command_line
+from jaxrl_llm.api import command_line
 
 _OUT = flags.DEFINE_string("out", "runs/landscape.png", "The picture.")
 

@@ -22,10 +22,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from jaxrl_llm.analysis.plots import COLORS
-from jaxrl_llm.training import command_line, config_files, loop, progress
-from jaxrl_llm.training.config import RunConfig
-from jaxrl_llm.training.metrics import read_rows
+from jaxrl_llm.api import command_line
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.config import files as config_files
+from jaxrl_llm.records import progress
+from jaxrl_llm.records.metrics import read_rows
+from jaxrl_llm.records.plots import COLORS
+from jaxrl_llm.training import loop
 
 ROOT = pathlib.Path(__file__).parents[1]
 

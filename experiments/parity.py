@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxrl_llm.models import hf, names
+from jaxrl_llm.api import command_line
+from jaxrl_llm.hub import names, pretrained
 from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.decoder import Decoder
-from jaxrl_llm.training import command_line
 
 COMMON = {"vocab_size": 31, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "rms_norm_eps": 1e-5}
 LLAMA3 = {
@@ -140,9 +140,9 @@ def compare(name: str, folder: pathlib.Path) -> Parity:
     theirs = their_logits(model, tokens, mask, positions)
     torch.mean(torch.tanh(theirs) * torch.tensor(mask)[..., None]).backward()
 
-    path = hf.find(str(folder / "theirs"))
-    config = hf.read_config(path)
-    params = hf.load(path, config)
+    path = pretrained.find(str(folder / "theirs"))
+    config = pretrained.read_config(path)
+    params = pretrained.load(path, config)
     graphdef = abstract(Decoder, config)[0]
 
     def loss(params):
@@ -152,7 +152,7 @@ def compare(name: str, folder: pathlib.Path) -> Parity:
 
     gradient, ours = jax.jit(jax.grad(loss, has_aux=True))(params)
 
-    hf.save(folder / "ours", params, config, hf.transformers_config(path), None, dtype="float32")
+    pretrained.save(folder / "ours", params, config, pretrained.transformers_config(path), None, dtype="float32")
     back = getattr(transformers, type(model).__name__).from_pretrained(folder / "ours").eval()
     returned = their_logits(back, tokens, mask, positions)
     return Parity(
@@ -168,7 +168,7 @@ def _gradient_difference(config: Any, gradient: Any, model: Any) -> float:
         name: np.zeros(p.shape, np.float32) if p.grad is None else p.grad.numpy()
         for name, p in model.named_parameters()
     }
-    flat = hf.flatten(jax.device_get(gradient))
+    flat = pretrained.flatten(jax.device_get(gradient))
     worst = 0.0
     for name, tensor in names.tensors(config, flat).items():
         ours = np.asarray(tensor.rule.join(config, *(flat[path][tensor.index] for path in tensor.paths)))

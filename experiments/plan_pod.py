@@ -15,9 +15,10 @@ from ml_collections import config_flags
 from rich.console import Console
 from rich.table import Table
 
+from jaxrl_llm.api import command_line
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.parallel import sharding
 from jaxrl_llm.plan import chips, programs, report
-from jaxrl_llm.training import command_line, sharding
-from jaxrl_llm.training.config import RunConfig
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file under configs/.", lock_config=True)
 _TOPOLOGY = flags.DEFINE_string("topology", "v5p:4x4x4", "Chip and shape of the slice.")

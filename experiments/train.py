@@ -11,8 +11,9 @@ The config file's docstring says what it does and how long it takes. Everything 
 from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_llm.training import command_line, loop
-from jaxrl_llm.training.config import RunConfig
+from jaxrl_llm.api import command_line
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.training import loop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file under configs/.", lock_config=True)
 _RESUME = flags.DEFINE_bool("resume", False, "Go on from the run directory's last checkpoint.")

@@ -9,7 +9,8 @@ from absl import flags
 from ml_collections import config_flags
 
 from jaxrl_llm import schema
-from jaxrl_llm.training import command_line, reward_model
+from jaxrl_llm.api import command_line
+from jaxrl_llm.reward_models import reward_model
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file under configs/reward_models/.", lock_config=True)
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a run that is already in the run directory.")

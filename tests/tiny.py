@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxrl_llm.models import hf, hf_config
+from jaxrl_llm.hub import hf_config, pretrained
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.tasks.tokenizer import CharTokenizer
@@ -32,7 +32,7 @@ def chat(path, alphabet, template, **changes):
     config, _, params = decoder(vocab_size=len(tokenizer), num_layers=1, **changes)
     theirs = hf_config.to_transformers(config)
     theirs.eos_token_id = tokenizer.eos_token_id
-    hf.save(path, params, config, theirs, tokenizer, "float32")
+    pretrained.save(path, params, config, theirs, tokenizer, "float32")
     return path
 
 

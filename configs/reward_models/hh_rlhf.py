@@ -8,7 +8,7 @@ Hardware: a TPU slice or GPU node; batch_size must be a multiple of its devices.
 from ml_collections import ConfigDict
 
 from jaxrl_llm import schema
-from jaxrl_llm.training.reward_model import RewardModelConfig
+from jaxrl_llm.reward_models.reward_model import RewardModelConfig
 
 
 def get_config():

@@ -8,7 +8,7 @@ Hardware: 2 CPU cores, about a minute. Metric: accuracy on held-out pairs, besid
 from ml_collections import ConfigDict
 
 from jaxrl_llm import schema
-from jaxrl_llm.training.reward_model import RewardModelConfig
+from jaxrl_llm.reward_models.reward_model import RewardModelConfig
 
 
 def get_config():

@@ -22,7 +22,8 @@ from benchmarks import subjects, timing
 from flax import nnx
 
 from jaxrl_llm import tasks
-from jaxrl_llm.models import hf
+from jaxrl_llm.experience.prompts import tokenize
+from jaxrl_llm.hub import pretrained
 from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
@@ -30,7 +31,6 @@ from jaxrl_llm.models.layers import matmul_transposed
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler
 from jaxrl_llm.rollout.slots import SamplingConfig
-from jaxrl_llm.training.collect import tokenize
 
 TOP_PS = (1.0, 0.95)
 QUEUE = 4  # batches' worth of sequences that wait in the comparison of batching
@@ -69,7 +69,7 @@ def subject(name: str, count: int, length: int) -> Subject:
         prompts = np.random.default_rng(0).integers(0, model.vocab_size, (count, length)).tolist()
     else:
         chats = tasks.create({"name": "word_problems"}).train[:count]
-        prompts = [ids[-length:] for ids in tokenize(chats, hf.tokenizer(subjects.checkpoint()), 2**30).tokens]
+        prompts = [ids[-length:] for ids in tokenize(chats, pretrained.tokenizer(subjects.checkpoint()), 2**30).tokens]
     shortest = min(map(len, prompts))
     if shortest < length:
         raise ValueError(f"--prompt_length is {length}; it must be at most {shortest} with {name}")
@@ -227,7 +227,7 @@ def ceilings(repetitions: int) -> tuple[float, float]:
 def roofline(it: Subject, seconds: float, repetitions: int, peak: float, bandwidth: float) -> None:
     """Prints what a decoding step must take by the machine's ceilings, what its matrix products alone take, and what it took."""
     model, rows, new = it.model, _ROWS.value, _NEW.value
-    kernels = [leaf for path, leaf in hf.flatten(it.params).items() if "kernel" in path]
+    kernels = [leaf for path, leaf in pretrained.flatten(it.params).items() if "kernel" in path]
     weights = sum(kernel.size for kernel in kernels) + model.vocab_size * model.hidden_size
     context = _PROMPT.value + new / 2  # on average over the steps
     heads, kv_heads = (n * model.head_dim * model.num_layers for n in (model.num_heads, model.num_kv_heads))

@@ -23,15 +23,16 @@ from absl import flags
 from benchmarks import subjects, timing
 
 from jaxrl_llm import objectives
+from jaxrl_llm.config import Mesh, Optimizer
+from jaxrl_llm.experience import batches
+from jaxrl_llm.learning import minibatches, packing, trainer
+from jaxrl_llm.learning import optimizer as optimizers
+from jaxrl_llm.learning.step import Forward, TrainStep
 from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.models.flops import attention_share, forward_flops
-from jaxrl_llm.training import batch as batches
-from jaxrl_llm.training import optimizer as optimizers
-from jaxrl_llm.training import packing, sharding, trainer
-from jaxrl_llm.training.config import Mesh, Optimizer
-from jaxrl_llm.training.step import Forward, TrainStep
+from jaxrl_llm.parallel import sharding
 from jaxrl_llm.types import Batch
 
 RATE, NORM, CLIP = 1e-6, 1.0, 0.2
@@ -60,7 +61,7 @@ def measure(repetitions: int) -> None:
         order, plan = packing.plan(packing.lengths_of(batch), 1, _MICRO_BATCHES.value, attention_share(model))
         calls = {"ours": ours(model, params, batch)}
         if plan is not None:
-            calls["ours, packed"] = ours(model, params, batches.take(batch, order, plan))
+            calls["ours, packed"] = ours(model, params, minibatches.take(batch, order, plan))
         if _TORCH.value:
             calls["torch"] = torch_step(model, params, batch)
         report(title, model, lengths, calls, repetitions, batch if plan is None else batch.replace(packing=plan))

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxrl_llm.models import hf, hf_config
+from jaxrl_llm.config import files as config_files
+from jaxrl_llm.hub import hf_config, pretrained
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder
-from jaxrl_llm.training import config_files
 
 SIDE = 2048  # of the large matrices
 SMOLLM2 = pathlib.Path(__file__).parents[2] / "configs" / "smollm2_arith.py"
@@ -24,7 +24,7 @@ NAMES = ("qwen3", "smollm2")  # 4 layers, 256 wide, random; SmolLM2-135M-Instruc
 
 def checkpoint() -> pathlib.Path:
     """Where SmolLM2 lies."""
-    return hf.find(config_files.load(SMOLLM2).smollm2())
+    return pretrained.find(config_files.load(SMOLLM2).smollm2())
 
 
 def create(name: str) -> tuple[ModelConfig, Any]:
@@ -32,13 +32,13 @@ def create(name: str) -> tuple[ModelConfig, Any]:
     if name == "qwen3":
         return QWEN3, nnx.split(Decoder(QWEN3, rngs=nnx.Rngs(0)), nnx.Param)[1]
     path = checkpoint()
-    model = hf.read_config(path)
-    return model, hf.load(path, model)
+    model = pretrained.read_config(path)
+    return model, pretrained.load(path, model)
 
 
 def save(directory: pathlib.Path, model: ModelConfig, params: Any) -> None:
     """The same model as transformers reads it, in float32."""
-    hf.save(directory, params, model, hf_config.to_transformers(model), None, dtype="float32")
+    pretrained.save(directory, params, model, hf_config.to_transformers(model), None, dtype="float32")
 
 
 def torch_model(model: ModelConfig, params: Any) -> Any:

@@ -12,23 +12,23 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm import config as configs
 from jaxrl_llm import schema
 from jaxrl_llm.axes import round_up
-from jaxrl_llm.models import presets
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.hub import presets
+from jaxrl_llm.learning import trainer as trainers
+from jaxrl_llm.learning.trainer import Trainer
 from jaxrl_llm.models.abstract import abstract
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Decoder, is_matrix
 from jaxrl_llm.models.flops import forward_flops
+from jaxrl_llm.parallel import sharding
 from jaxrl_llm.plan import hlo
 from jaxrl_llm.rollout import placement
 from jaxrl_llm.rollout import slots as sampling
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.slots import SamplingConfig, Slots
-from jaxrl_llm.training import config as configs
-from jaxrl_llm.training import sharding
-from jaxrl_llm.training import trainer as trainers
-from jaxrl_llm.training.config import RunConfig
-from jaxrl_llm.training.trainer import Trainer
 from jaxrl_llm.types import Batch, TopKView
 
 

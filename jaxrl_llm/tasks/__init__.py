@@ -4,14 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm import schema
-from jaxrl_llm.tasks import (
-    arithmetic,
-    mathematics,
-    preferences,
-    procedural_preferences,
-    puzzles,
-    word_problems,
-)
+from jaxrl_llm.tasks import arithmetic, mathematics, preferences, procedural_preferences, puzzles, word_problems
 from jaxrl_llm.tasks.base import Example, Task
 
 # name -> function of the task's own fields.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.training.config import EarlyStop
+from jaxrl_llm.config import EarlyStop
 
 # The bound's field -> the metric, and the sign of the side that is bad.
 BOUNDS = {

@@ -14,23 +14,27 @@ import numpy as np
 from jax.sharding import Mesh
 from rich.console import Console
 
+from jaxrl_llm import config as configs
 from jaxrl_llm import schema, tasks
-from jaxrl_llm.analysis import plots
-from jaxrl_llm.training import config as configs
-from jaxrl_llm.training import policy as policies
-from jaxrl_llm.training import progress, reference, reward_model, rollouts, samples, sharding, warm_start
-from jaxrl_llm.training import trainer as trainers
-from jaxrl_llm.training.checkpoint import Checkpoints, Restored, config_difference
-from jaxrl_llm.training.config import RunConfig
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.experience import collector as collectors
+from jaxrl_llm.experience import policy as policies
+from jaxrl_llm.experience.evaluation import Evaluation, Evaluator
+from jaxrl_llm.experience.policy import Policy
+from jaxrl_llm.experience.stream import ExperienceStream
+from jaxrl_llm.learning import reference
+from jaxrl_llm.learning import trainer as trainers
+from jaxrl_llm.learning.learner import Learner
+from jaxrl_llm.learning.trainer import Trainer
+from jaxrl_llm.parallel import sharding
+from jaxrl_llm.records import plots, progress, samples
+from jaxrl_llm.records.checkpoints import Checkpoints, Restored, config_difference
+from jaxrl_llm.records.metrics import MetricsWriter
+from jaxrl_llm.records.run_dir import RunDir, open_run_dir
+from jaxrl_llm.reward_models import reward_model
+from jaxrl_llm.training import warm_start
 from jaxrl_llm.training.early_stop import collapsed
-from jaxrl_llm.training.evaluate import Evaluation, Evaluator
-from jaxrl_llm.training.learner import Learner
-from jaxrl_llm.training.metrics import MetricsWriter
-from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.rollouts import Rollouts
-from jaxrl_llm.training.run_dir import RunDir, open_run_dir
 from jaxrl_llm.training.signals import StopSignals
-from jaxrl_llm.training.trainer import Trainer
 
 # Independent streams of randomness, folded into the run's key.
 SAMPLING, SHUFFLING, EVALUATION = range(3)
@@ -88,7 +92,7 @@ def train(
     trainer = trainers.create(run, policy.config, policy.graphdef, mesh)
     evaluator = Evaluator(run, rewarded, policy)
     key = jax.random.key(run.seed)
-    gather = rollouts.create(run, rewarded, policy, jax.random.fold_in(key, SAMPLING))
+    collector = collectors.create(run, rewarded, policy, jax.random.fold_in(key, SAMPLING))
 
     with (
         jax.set_mesh(mesh),
@@ -106,7 +110,7 @@ def train(
         del begun  # or its copies for a lagging sampler would outlive their use
         fresh = "before" not in record
         record["config"] = config
-        source = Rollouts(gather, first, record["position"], state.behavior_params, overlap=mesh.size == 1)
+        source = ExperienceStream(collector, first, record["position"], state.behavior_params, overlap=mesh.size == 1)
         state = state.replace(behavior_params=())
         learner = Learner(run, task, trainer, state, mesh, jax.random.fold_in(key, SHUFFLING))
 
@@ -114,7 +118,7 @@ def train(
             if fresh:
                 before = evaluator(state.params, jax.random.fold_in(key, EVALUATION))
                 metrics.write(0, before.metrics(evaluator.name))
-                path = samples.write(run_dir.samples, "before", "Before RL", before.collected)
+                path = samples.write(run_dir.samples, "before", "Before RL", before.scored)
                 record["before"] = before.numbers()
                 console.print(f"before RL: accuracy {before} on {len(evaluator.prompts)} held-out prompts ({path})")
                 record["best"] = before.accuracy
@@ -126,15 +130,15 @@ def train(
                 accuracy = record["before"]["accuracy"]
                 for rollout in range(first + 1, run.training.rollouts + 1):
                     clock = time.monotonic()
-                    gathered = source.next(state.params)
-                    record["position"] = gathered.position
+                    experience = source.next(state.params)
+                    record["position"] = experience.position
                     sampled = time.monotonic()
-                    state, learned = learner(state, gathered, rollout, record["kl_scale"])
+                    state, learned = learner(state, experience, rollout, record["kl_scale"])
                     if trainer.compared:
                         kl = learned["kl/reference"]
                         record["kl_scale"] = reference.steer(record["kl_scale"], kl, run.kl.target, run.kl.rate)
-                    tokens = int(np.sum(gathered.collected.rollout.response_mask))
-                    row = gathered.metrics() | learned | {"time/rollout_s": sampled - clock}
+                    tokens = int(np.sum(experience.scored.rollout.response_mask))
+                    row = experience.metrics() | learned | {"time/rollout_s": sampled - clock}
                     row["time/tokens_per_s"] = tokens / (time.monotonic() - clock)
 
                     last = rollout == run.training.rollouts
@@ -148,7 +152,7 @@ def train(
                         record["best"] = max(accuracy, record["best"])
                         row |= evaluated.metrics(evaluator.name)
                         samples.write(
-                            run_dir.samples, f"rollout-{rollout:05d}", f"After rollout {rollout}", evaluated.collected
+                            run_dir.samples, f"rollout-{rollout:05d}", f"After rollout {rollout}", evaluated.scored
                         )
                     metrics.write(rollout, row)
                     stopped = stop.agreed()
@@ -167,9 +171,7 @@ def train(
         if after is None:  # resumed after its end
             after = evaluator(state.params, jax.random.fold_in(jax.random.fold_in(key, EVALUATION), first))
 
-    return _finished(
-        run, task, run_dir, Evaluation(**record["before"], collected=after.collected), after, start, console
-    )
+    return _finished(run, task, run_dir, Evaluation(**record["before"], scored=after.scored), after, start, console)
 
 
 def _resumed(
@@ -215,7 +217,7 @@ def _finished(
     console: Console,
 ) -> Result:
     """Completions, pictures and the closing table."""
-    after_path = samples.write(run_dir.samples, "after", "After RL", after.collected)
+    after_path = samples.write(run_dir.samples, "after", "After RL", after.scored)
     picture = run_dir.plots / "training.png"
     if jax.process_index() == 0:
         plots.draw([run_dir.path], picture)

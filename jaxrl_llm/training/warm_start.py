@@ -5,19 +5,20 @@ from typing import Any
 from jax.sharding import Mesh
 from rich.console import Console
 
+from jaxrl_llm import config as configs
 from jaxrl_llm import objectives, processes, schema, tasks
 from jaxrl_llm.axes import round_up
-from jaxrl_llm.training import batch as batches
-from jaxrl_llm.training import config as configs
-from jaxrl_llm.training import optimizer as optimizers
-from jaxrl_llm.training import progress, sharding
-from jaxrl_llm.training import trainer as trainers
-from jaxrl_llm.training.collect import tokenize
-from jaxrl_llm.training.config import RunConfig
-from jaxrl_llm.training.data import example_indices
-from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.experience import batches
+from jaxrl_llm.experience.data_order import example_indices
+from jaxrl_llm.experience.policy import Policy
+from jaxrl_llm.experience.prompts import tokenize
+from jaxrl_llm.learning import optimizer as optimizers
+from jaxrl_llm.learning import trainer as trainers
+from jaxrl_llm.learning.step import Forward, TrainStep
+from jaxrl_llm.parallel import sharding
+from jaxrl_llm.records import progress
 from jaxrl_llm.training.signals import StopSignals
-from jaxrl_llm.training.step import Forward, TrainStep
 from jaxrl_llm.types import Batch
 
 

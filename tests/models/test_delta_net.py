@@ -10,13 +10,13 @@ import pytest
 from flax import nnx
 
 from jaxrl_llm import objectives
+from jaxrl_llm.experience import batches
+from jaxrl_llm.learning import optimizer as optimizers
+from jaxrl_llm.learning.step import Forward, TrainStep
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import DeltaNetConfig, ModelConfig, MoEConfig
 from jaxrl_llm.models.delta_net import RecurrentState, causal_conv, chunked, recurrent
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
-from jaxrl_llm.training import batch as batches
-from jaxrl_llm.training import optimizer as optimizers
-from jaxrl_llm.training.step import Forward, TrainStep
 from jaxrl_llm.types import TrainState
 from tests import tiny
 from tests.models import reference

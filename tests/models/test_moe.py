@@ -8,17 +8,17 @@ import pytest
 from flax import nnx
 
 from jaxrl_llm import objectives
+from jaxrl_llm.config import Mesh as MeshConfig
+from jaxrl_llm.experience import batches
+from jaxrl_llm.learning import optimizer as optimizers
+from jaxrl_llm.learning.step import Forward, TrainStep
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig, MoEConfig
 from jaxrl_llm.models.moe import route, router_load
 from jaxrl_llm.ops.fp8 import Fp8Sites
+from jaxrl_llm.parallel import sharding
 from jaxrl_llm.rollout.emulate import quantize_weights
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
-from jaxrl_llm.training import batch as batches
-from jaxrl_llm.training import optimizer as optimizers
-from jaxrl_llm.training import sharding
-from jaxrl_llm.training.config import Mesh as MeshConfig
-from jaxrl_llm.training.step import Forward, TrainStep
 from jaxrl_llm.types import TrainState
 from tests import tiny
 from tests.models import reference

@@ -5,11 +5,11 @@ import dataclasses
 import jax
 import pytest
 
-from jaxrl_llm.models import hf_config, presets
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.hub import hf_config, presets
+from jaxrl_llm.parallel import sharding
 from jaxrl_llm.plan import chips, programs, report
 from jaxrl_llm.plan.programs import Program
-from jaxrl_llm.training import sharding
-from jaxrl_llm.training.config import RunConfig
 from tests import tiny
 
 
@@ -63,7 +63,7 @@ def test_the_decoding_step_of_a_tiny_run(run, mesh):
     valid = 32 * 32
     assert program.resident["KV cache"] == keys_and_values / 8 + valid / 4
     assert program.flops > 0
-    # Gathered over fsdp, halved over tensor, but for the norms; the final one is the training parameters' own.
+    # Experience over fsdp, halved over tensor, but for the norms; the final one is the training parameters' own.
     assert program.resident["sampler's copy"] == 4 * (MATRICES / 2 + NORMS - 32)
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.parallel import sharding
 from jaxrl_llm.plan import programs
-from jaxrl_llm.training import sharding
-from jaxrl_llm.training.config import RunConfig
 from tests import tiny
 
 ARCHITECTURE = tiny.SIZES | {"vocab_size": 64, "intermediate_size": 64}

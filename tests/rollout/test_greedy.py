@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from experiments import parity
-from jaxrl_llm.models import hf
+from jaxrl_llm.hub import pretrained
 from jaxrl_llm.models.decoder import Decoder
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
@@ -29,10 +29,10 @@ def test_greedy_tokens_equal_transformers(name, tmp_path):
         ]
     # What the model says third after the first prompt ends any response here.
     stop = int(expected[0][2])
-    model = hf.read_config(tmp_path)
+    model = pretrained.read_config(tmp_path)
     graphdef = nnx.split(nnx.eval_shape(lambda: Decoder(model, rngs=nnx.Rngs(0))), nnx.Param)[0]
     sampling = SamplingConfig(LENGTH, (stop,), choice=Choice(temperature=0.0), first_chunk=LENGTH)
-    rollout = Sampler(graphdef, model, sampling)(hf.load(tmp_path, model), PROMPTS, jax.random.key(0))
+    rollout = Sampler(graphdef, model, sampling)(pretrained.load(tmp_path, model), PROMPTS, jax.random.key(0))
     for row, tokens in enumerate(np.stack(expected).tolist()):
         ends = stop in tokens
         tokens = tokens[: tokens.index(stop) + 1] if ends else tokens

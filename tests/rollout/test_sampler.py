@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxrl_llm.experience import batches
+from jaxrl_llm.learning.step import Forward
 from jaxrl_llm.models.config import DeltaNetConfig, MoEConfig
 from jaxrl_llm.models.decoder import unstack_layers
 from jaxrl_llm.ops.fp8 import Fp8Sites
 from jaxrl_llm.rollout.choice import Choice
 from jaxrl_llm.rollout.placement import Loaded
 from jaxrl_llm.rollout.sampler import Sampler, SamplingConfig
-from jaxrl_llm.training import batch as batches
-from jaxrl_llm.training.step import Forward
 from jaxrl_llm.types import FinishReason
 from tests import tiny
 

@@ -10,10 +10,10 @@ import datasets
 import pytest
 
 from jaxrl_llm import tasks
+from jaxrl_llm.config import RunConfig, default_config
 from jaxrl_llm.tasks import dataset, mathematics
 from jaxrl_llm.tasks.base import Example
 from jaxrl_llm.tasks.sources import Source
-from jaxrl_llm.training.config import RunConfig, default_config
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 REAL = os.environ.get("JAXRL_LLM_DATA", "")  # a folder with copies of the published files

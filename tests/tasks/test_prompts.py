@@ -4,9 +4,9 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from jaxrl_llm.experience.prompts import next_prompts, tokenize
 from jaxrl_llm.tasks.base import Example
 from jaxrl_llm.tasks.prompts import encode
-from jaxrl_llm.training.collect import next_prompts, tokenize
 
 WORDS = ["<unk>", "<s>", "</s>", "<user>", "<assistant>", "what", "is", "one", "two", "?"]
 TEMPLATE = (

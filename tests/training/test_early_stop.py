@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxrl_llm.training.config import EarlyStop
+from jaxrl_llm.config import EarlyStop
 from jaxrl_llm.training.early_stop import collapsed
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.training import tiny
+from tests import tiny_runs as tiny
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def test_a_stopped_run_with_a_critic_repeats_what_an_uninterrupted_one_did(tmp_p
 
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(tmp_path):
     """SIGKILL at random moments, saves included (one after every rollout); metrics without a torn or doubled row."""
-    command, parts = [sys.executable, "-m", "tests.training.tiny"], tmp_path / "parts"
+    command, parts = [sys.executable, "-m", "tests.tiny_runs"], tmp_path / "parts"
     subprocess.run([*command, str(tmp_path / "whole")], check=True, timeout=900, capture_output=True)
     draw, killed = random.Random(7), 0
     for written, delay in ((0, draw.uniform(2, 6)), *((n, draw.uniform(0, 0.5)) for n in (1, 2, 3))):

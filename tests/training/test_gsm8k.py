@@ -7,9 +7,9 @@ import string
 import numpy as np
 import pytest
 
-from jaxrl_llm.training import config_files
+from jaxrl_llm.config import files as config_files
 from tests import tiny
-from tests.training import tiny as runs
+from tests import tiny_runs as runs
 
 pytest.importorskip("torch")
 ROOT = pathlib.Path(__file__).parents[2]

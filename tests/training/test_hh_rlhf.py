@@ -7,10 +7,12 @@ import pytest
 from rich.console import Console
 
 from jaxrl_llm import schema
-from jaxrl_llm.training import config_files, loop, reward_model
-from jaxrl_llm.training.config import RunConfig
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.config import files as config_files
+from jaxrl_llm.reward_models import reward_model
+from jaxrl_llm.training import loop
 from tests import tiny
-from tests.training import tiny as runs
+from tests import tiny_runs as runs
 
 pytest.importorskip("torch")
 

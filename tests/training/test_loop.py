@@ -14,11 +14,12 @@ import pytest
 from rich.console import Console
 
 from jaxrl_llm import schema
+from jaxrl_llm.config import RunConfig
+from jaxrl_llm.config import files as config_files
 from jaxrl_llm.objectives import OBJECTIVES
-from jaxrl_llm.training import config_files, reward_model
-from jaxrl_llm.training.checkpoint import Checkpoints, SaveError
-from jaxrl_llm.training.config import RunConfig
-from tests.training import tiny
+from jaxrl_llm.records.checkpoints import Checkpoints, SaveError
+from jaxrl_llm.reward_models import reward_model
+from tests import tiny_runs as tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
 # The runs below are used by several tests each.
