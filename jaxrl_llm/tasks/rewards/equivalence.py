@@ -13,6 +13,7 @@ This module has no deadline of its own: what SymPy is asked to simplify may take
 import dataclasses
 import functools
 import re
+from fractions import Fraction
 
 from jaxrl_llm.tasks.rewards import algebra, literal, surface, units
 
@@ -35,11 +36,16 @@ _CONJUNCTION = re.compile(
 )
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _WORD = re.compile(
-    r"\\text\s*\{[^{}]*\}|(?<![a-zA-Z\\])[a-zA-Z]{4,}|(?<![a-zA-Z\\])[A-Z]{2,}|[a-zA-Z]{2,} [a-zA-Z]{2,}"
+    r"\\text\s*\{[^{}]*\}|(?<![a-zA-Z\\])(?:[a-zA-Z]*[a-z][a-zA-Z]{3,}|[a-zA-Z]{3,}[a-z]|[a-z]{2,} [a-z]{2,})[a-zA-Z]*"
 )
+_WORD_OR_LETTERS = re.compile(r"\\text\s*\{[^{}]*\}|(?<![a-zA-Z\\])[a-zA-Z]{2,}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}(?:\{[clr|]*\})?")
+_SYSTEM = re.compile(r"^\\begin\{cases\}([^&]*)\\end\{cases\}$", re.DOTALL)
 _SYMBOL = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
 _BASED_NUMBER = re.compile(r"^-?[\dA-Fa-f.]*\d[\dA-Fa-f]*\s*_\s*\{?\s*(?:\d+|\\text\s*\{[^{}]*\})\s*\}?$")
+_EQUATION = re.compile(r"(?<![<>!:])=|\\equiv(?![a-z])")
+_APART = re.compile(r"(?<![_^\d])\d+ \d")
+_CONSTANTS = ("e", "i", r"\pi", r"\infty")
 _ELLIPSIS = re.compile(r"\\(?:l|c|v|d)?dots(?![a-zA-Z])|\.\.\.")
 _SYNONYMS = {
     r"\emptyset": (
@@ -113,6 +119,10 @@ def parse(text: str) -> Node:
     text = text.strip()
     text = _SYNONYM_OF.get(_words(text), text)
     text = re.sub(r"^\\approx\s*", "", text)
+    if system := _SYSTEM.match(text):
+        return Node(
+            "list", text, _flat([row.strip().rstrip(",;") for row in system.group(1).split(r"\\") if row.strip()])
+        )
     if condition := _DESCRIBED.match(text):
         return parse(condition.group(1))
     items = split(_CONJUNCTION.sub(",", text) if _enclosed(text) is None else text)
@@ -123,9 +133,9 @@ def parse(text: str) -> Node:
     parts = _split(text, r"\cup")
     if len(parts) > 1:
         return Node("union", text, tuple(map(parse, parts)))
-    if (match := _LEFT_SIDE.match(text)) and not _is_formula(match.group(1)):
+    if (match := _LEFT_SIDE.match(text)) and not _is_formula(match.group(1)) and match.group(1) not in _CONSTANTS:
         left, sign, right = match.groups()
-        # "x = 2 + 3 = 5" says 5 in the end.
+        # Constants have a value of their own, and "x = 2 + 3 = 5" says 5 in the end.
         if sign != r"\in" or _enclosed(right) or "\\" in right:
             return Node("assign", text, (parse(_split(right, "=")[-1]),), left=_left_name(left))
     if text == r"\emptyset":
@@ -226,8 +236,7 @@ def same(a: Node, b: Node) -> bool:
     if kinds == {"value"}:
         return _same_value(a.text, b.text)
     if kinds <= {"list", "set"} or kinds == {"union"}:
-        found = all(any(same(x, y) for y in b.items) for x in a.items)
-        if found and all(any(same(x, y) for x in a.items) for y in b.items):
+        if _same_in_any_order(a, b):
             return True
         return kinds == {"union"} and _same_formula(a.text, b.text)
     if a.kind == b.kind:
@@ -257,8 +266,28 @@ def _same_assigned(a: Node, b: Node) -> bool:
     return same(assigned.items[0], other) if assigned is a else same(other, assigned.items[0])
 
 
+def _same_in_any_order(a: Node, b: Node) -> bool:
+    """Whether every item of one has a partner of its own in the other; being the same is an equivalence, so any will do."""
+    left = list(b.items)
+    for x in a.items:
+        partner = next((i for i, y in enumerate(left) if same(x, y)), None)
+        if partner is None:
+            return False
+        del left[partner]
+    return not left
+
+
 def _same_in_order(a: Node, b: Node) -> bool:
+    if {a.kind, b.kind} == {"list", "()"}:
+        # "y = 1, x = 2" is the point (2, 1).
+        a, b = map(_by_name, (a, b))
     return len(a.items) == len(b.items) and all(same(x, y) for x, y in zip(a.items, b.items, strict=True))
+
+
+def _by_name(node: Node) -> Node:
+    if not all(item.kind == "assign" for item in node.items):
+        return node
+    return dataclasses.replace(node, items=tuple(sorted(node.items, key=lambda item: item.left)))
 
 
 def _same_value(a: str, b: str) -> bool:
@@ -266,6 +295,8 @@ def _same_value(a: str, b: str) -> bool:
         return True
     if _BASED_NUMBER.match(a) or _BASED_NUMBER.match(b):
         return False  # the base is part of the number, and the digits were just compared
+    if (a_scaled := _scaled(a)) != a or _scaled(b) != b:
+        return _same_value(a_scaled, _scaled(b))
     (a_core, a_unit), (b_core, b_unit) = units.split(a), units.split(b)
     if a_unit is None and b_unit is None:
         return _same_number_or_words(a, b)
@@ -281,6 +312,11 @@ def _same_value(a: str, b: str) -> bool:
     return unit.is_ratio and _same_number_or_words(rf"({core}) \cdot {unit.factor}", plain)
 
 
+def _scaled(text: str) -> str:
+    core, scale = units.scale(text)
+    return text if scale == 1 else _times(core, Fraction(scale))
+
+
 def _times(core: str, size) -> str:
     number = literal.read(core)
     if number is not None:
@@ -294,11 +330,24 @@ def _same_number_or_words(a: str, b: str) -> bool:
     number_a, number_b = literal.read(a), literal.read(b)
     if number_a is not None and number_b is not None:
         return literal.same(number_a, number_b)
-    if re.fullmatch(r"[a-zA-Z ]{3,}", a) and _words(a) == _words(b):
+    if re.fullmatch(r"[a-zA-Z ]{3,}", a) and _same_text(a, b):
         return True
     if _has_words(a) or _has_words(b):
-        return _words(a) == _words(b) != ""
+        return _same_text(a, b)
     return not _other_case(a, b) and _same_formula(a, b)
+
+
+def _same_text(a: str, b: str) -> bool:
+    """Whether two texts have the same words, in the same places, and the same mathematics between them."""
+    a_words, b_words = ([_words(w) for w in _WORD_OR_LETTERS.findall(t)] for t in (a, b))
+    if not a_words or a_words != b_words:
+        return False
+    pieces = zip(*(map(_between_words, _WORD_OR_LETTERS.split(t)) for t in (a, b)), strict=True)
+    return all(x == y or (x and y and _same_number_or_words(x, y)) for x, y in pieces)
+
+
+def _between_words(text: str) -> str:
+    return surface.compact(text.strip(" .,;:!?\"'"))
 
 
 def _has_words(text: str) -> bool:
@@ -327,6 +376,9 @@ _SYNONYM_OF = {_words(words): symbol for symbol, several in _SYNONYMS.items() fo
 def _same_formula(a: str, b: str) -> bool:
     # An ellipsis hides what a formula says.
     if _ELLIPSIS.search(a) or _ELLIPSIS.search(b):
+        return False
+    # An equation is no value, whatever stands on its right; and two numbers side by side are not one.
+    if bool(_EQUATION.search(a)) != bool(_EQUATION.search(b)) or _APART.search(a) or _APART.search(b):
         return False
     verdict = algebra.same(a, b)
     return _formulas().same(a, b) if verdict is None else verdict

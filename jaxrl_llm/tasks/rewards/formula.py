@@ -6,6 +6,7 @@ r"""Compares two formulas with math-verify (SymPy behind it), outside the cases 
 import functools
 import logging
 import re
+from fractions import Fraction
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
@@ -36,6 +37,8 @@ def same(a: str, b: str) -> bool:
             return verdict
     if isinstance(x, sympy.Eq) and isinstance(y, sympy.Eq) and _proportional(x, y):
         return True
+    if isinstance(x, sympy.Rational) and isinstance(y, sympy.Rational):
+        return x == y
     if _differ_somewhere(x, y):
         return False
     return bool(verify(y, x, float_rounding=12, allow_set_relation_comp=True, timeout_seconds=None))
@@ -75,12 +78,13 @@ def _differ_somewhere(x: sympy.Basic, y: sympy.Basic) -> bool:
     for shift in (0, 1):
         point = {s: sympy.Rational(_PRIMES[(i + shift) % len(_PRIMES)], 7 + shift) for i, s in enumerate(symbols)}
         try:
-            left, right = (sympy.N(e.subs(point), 30) for e in (x, y))
+            left, right = (sympy.N(e.subs(point), 40) for e in (x, y))
         except Exception:  # what SymPy cannot evaluate is left to the full comparison
             return False
         if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
             return False
-        if abs(left - right) > 1e-12 * (1 + abs(left) + abs(right)):
+        # Relatively, because 1/20! is not 1/21!; what is as small as this is the rounding of a zero.
+        if abs(left - right) > max(1e-20 * max(abs(left), abs(right)), 1e-90):
             return True
         if not symbols:
             break
@@ -100,12 +104,13 @@ def _same_as_literal(number: literal.Literal, other: sympy.Basic) -> bool | None
     """Whether a number without free variables is the literal: exactly, or rounded correctly to its six or more digits."""
     if not isinstance(other, sympy.Expr) or other.free_symbols:
         return None
+    other = other.doit()
     value = sympy.Rational(number.value.numerator, number.value.denominator)
     difference = other - value
-    if number.decimals is None or number.digits < literal.ENOUGH_DIGITS:
+    if not number.decimals or number.digits < literal.ENOUGH_DIGITS:
         return None
     if difference.equals(0):
         return True
-    if other.is_rational and literal.is_finite_decimal(other):
+    if other.is_Rational and literal.is_finite_decimal(Fraction(int(other.p), int(other.q))):
         return False
     return bool(abs(sympy.N(difference, 30)) * 2 * 10**number.decimals <= 1)

@@ -11,7 +11,7 @@ _MAX_EXPONENT = 400
 # Digits from which on a rounded decimal may stand for a number that has no finite decimal.
 ENOUGH_DIGITS = 6
 
-_DECIMAL = r"(?:\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
 _PLAIN = re.compile(rf"({_DECIMAL})(?:[eE]([+-]?\d{{1,4}}))?")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{(\d+)\}")
 _TIMES_POWER = re.compile(
@@ -49,14 +49,14 @@ def read(text: str) -> Literal | None:
 def same(a: Literal, b: Literal) -> bool:
     """Whether two literals are the same number.
 
-    Equal values are. So is a decimal of six or more significant digits that is the correct rounding of a number without
+    Equal values are, and an integer is exact. So is a decimal of six or more significant digits that is the correct rounding of a number without
     a finite decimal of its own (0.333333 and 1/3, not 0.333 and 1/3).
     """
     return a.value == b.value or _rounds_to(a, b) or _rounds_to(b, a)
 
 
 def _rounds_to(decimal: Literal, exact: Literal) -> bool:
-    if decimal.decimals is None or decimal.digits < ENOUGH_DIGITS or is_finite_decimal(exact.value):
+    if not decimal.decimals or decimal.digits < ENOUGH_DIGITS or is_finite_decimal(exact.value):
         return False
     return abs(decimal.value - exact.value) * 2 * 10**decimal.decimals <= 1
 

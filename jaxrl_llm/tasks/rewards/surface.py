@@ -39,7 +39,32 @@ _CHARACTERS = {
 }
 _TRANSLATION = str.maketrans(_CHARACTERS)
 
+_COMMA_SPACE = re.compile(r"(?<=\d),\s*\\!\s*(?=\d{3})")
 _NEGATIVE_SPACE = re.compile(r"(?<!\\)\\!")
+# Thousands may be set apart by one space of any width that keeps a number together, not by \quad or the like.
+_THIN_THOUSANDS = re.compile(
+    r"(?<![\d.,])\d{1,3}(?:(?:\\[,;: ]|\\thinspace\s?|~| |\u202f|\u2009|\u00a0)\d{3})+(?![\d])"
+)
+_FUNCTIONS = (
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "arcsin",
+    "arccos",
+    "arctan",
+    "ln",
+    "log",
+    "exp",
+    "gcd",
+    "lcm",
+    "max",
+    "min",
+    "floor",
+    "ceil",
+)
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad\b|\\(?:thin|med|thick|neg)space\b|(?<!\\)~|&nbsp;|\s+")
 _DELIMITERS = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|middle)(?![a-zA-Z])\s*\.?")
 _DOUBLE_BRACES = re.compile(r"\{\{([^{}]*)\}\}")
@@ -87,18 +112,22 @@ _RENAMED = [
 _FRACTION_TAIL = re.compile(r"(\\frac\{[^{}]*\})\s*(\d)")
 _MARKDOWN = re.compile(r"^(\*\*|__|`+)(.*)\1$")
 _TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_UNIT_LETTERS = set("mshgLlJNWVKCF")
 _MATH = re.compile(r"^(?:\$\$(.*)\$\$|\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\])$", re.DOTALL)
 
 
 def normalize(text: str) -> str:
     """The answer written plainly, with single spaces; see the module docstring."""
     text = _unicode(text)
-    text = _SPACES.sub(" ", _NEGATIVE_SPACE.sub("", text.replace(r"\\%", r"\%")))
+    text = _NEGATIVE_SPACE.sub("", _COMMA_SPACE.sub(",", text.replace(r"\\%", r"\%")))
+    text = _THIN_THOUSANDS.sub(lambda m: re.sub(r"\D+", ",", m.group()), text)
+    text = _SPACES.sub(" ", text)
     text = _unwrap(_DOUBLE_BRACES.sub(r"{\1}", text).strip())
     text = _DELIMITERS.sub("", text)
     text = _STYLE.sub("", text)
     for pattern, new in _RENAMED:
         text = pattern.sub(new, text)
+    text = _TEXT.sub(_plain_if_mathematics, text)
     text = _FRACTION_TAIL.sub(r"\1{\2}", text)
     text = _braced_roots(text)
     if (match := _TEXT.fullmatch(text)) and not re.search("[A-Za-z]{2,}", match.group(1)):
@@ -108,8 +137,28 @@ def normalize(text: str) -> str:
 
 
 def compact(text: str) -> str:
-    """`text` without any space and without braces that hold a single character."""
-    return re.sub(r"(?<![a-zA-Z])\{(\w)\}", r"\1", text.replace(" ", ""))
+    """`text` without braces that hold a single character and without spaces, but those that part two digits."""
+    text = re.sub(r"(?<!\d) +| +(?!\d)", "", re.sub(r" +", " ", text))
+    return re.sub(r"(?<![a-zA-Z])\{(\w)\}", r"\1", text)
+
+
+def _plain_if_mathematics(match: re.Match) -> str:
+    r"""What a text command holds, where that is mathematics: how it is typeset does not make a word of it.
+
+    Nothing, a symbol, a function's name and whatever holds a digit or an operator is mathematics. Letters that may be a
+    unit stay text after a number; `units` decides there.
+    """
+    content = match.group(1)
+    name = content.strip()
+    if name in _FUNCTIONS:
+        return rf"\{name} "
+    if len(name) == 1 and name.isalpha():
+        return (
+            match.group() if name in _UNIT_LETTERS and re.search(r"[\d})]\s*$", match.string[: match.start()]) else name
+        )
+    if not re.search(r"[A-Za-z]", content) or re.search(r"[\d=<>+*/^|!]", content):
+        return content
+    return match.group()
 
 
 def _unicode(text: str) -> str:

@@ -7,6 +7,8 @@ import dataclasses
 import re
 from fractions import Fraction
 
+from jaxrl_llm.tasks.rewards import literal
+
 _DEGREE, _PERCENT = "deg", "%"
 
 # dimension -> unit -> size
@@ -75,6 +77,23 @@ _NAMES = {
 }
 _KNOWN = {name: (dimension, size) for dimension, sizes in _SIZES.items() for name, size in sizes.items()}
 _LETTERS = set("mshgLlJNWVKCF")
+# What answers count. A word that is none of these is no unit: forgiven, "5 thirds" would be 5.
+_COUNTED = frozenset(
+    """unit square-unit cubic-unit person student man woman child boy girl people way apple orange egg book pencil pen card
+    coin marble ball box bag bottle cup page point mark game side edge face vertex vertices vertice triangle square circle
+    solution root value digit number integer letter word day week month year time step stair ticket chair table car bus
+    house tree flower cat dog cow animal fish bird slice piece cookie candy candie candies cake pizza sandwich toy shirt
+    item object element outcome subset pair set group team player row column tile block cube packet pack penny pennies
+    nickel dime quarter euro joule newton watt volt kelvin mol mole radian rad mph kph""".split()
+)
+_SCALES = {
+    "hundred": 100,
+    "thousand": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
 _NOT_UNITS = re.compile(r"(?i)^(?:and|or|to|pi|sqrt|sin|cos|tan|log|ln|exp|is|mod|if|for|where|when|only|x|y|z)\b")
 
 _WRAPPED = re.compile(
@@ -83,6 +102,7 @@ _WRAPPED = re.compile(
 _SPELLED = re.compile(r"^(.*[\d)}])(\s*)([A-Za-z][A-Za-z./ -]*?)\s*(?:\^\s*\{?(\d)\}?)?$", re.DOTALL)
 _DEGREES = re.compile(r"^(.*[\d)}a-zA-Z])\s*\^\\circ\s*(?:\\text\s*\{\s*)?([CF])?\s*\}?$", re.DOTALL)
 
+_SCALED = re.compile(rf"(?i)^([\d.,]*\d)\s*(?:\\text\s*\{{\s*)?({'|'.join(_SCALES)})s?\s*\}}?$")
 _FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")  # "sin 30 degrees" is no angle
 
 
@@ -122,14 +142,37 @@ def split(text: str) -> tuple[str, Unit | None]:
         return core.strip(), Unit(f"degree {scale}") if scale else DEGREE
     if match := _WRAPPED.match(text):
         core, name, power = match.groups()
-        return (core.strip(), _unit(name, power)) if name and not _NOT_UNITS.match(name) else (text, None)
+        return (core.strip(), _unit(name, power)) if _is_unit(name) and _may_count(core, name) else (text, None)
     if match := _SPELLED.match(text):
         core, space, name, power = match.groups()
-        letters = name.replace(" ", "")
-        plausible = name in _LETTERS and space if len(letters) == 1 else (space or _canonical(name) in _KNOWN)
-        if plausible and not _NOT_UNITS.match(name):
+        apart = space or _canonical(name) in _KNOWN and len(name) > 1
+        if apart and _is_unit(name) and _may_count(core, name):
             return core.strip(), _unit(name, power)
     return text, None
+
+
+def scale(text: str) -> tuple[str, int]:
+    """What a number word at the end of `text` multiplies, and by how much: "5 million" is 5 and 1,000,000."""
+    match = _SCALED.match(text)
+    return (match.group(1), _SCALES[match.group(2).lower()]) if match else (text, 1)
+
+
+def _is_unit(name: str) -> bool:
+    """Whether a word, or several such as "square cm" and "miles per hour", is a unit or something that is counted."""
+    words = [
+        w
+        for w in re.split(r"[\s/.]+|-(?=unit)", name)
+        if w and w.lower() not in ("per", "square", "sq", "cubic", "cu", "a")
+    ]
+    if not words:
+        return False
+    return all(w in _LETTERS or _canonical(w) in _KNOWN or _canonical(w) in (_PERCENT, _DEGREE) or _canonical(w) in _COUNTED
+               or _canonical(w) in _NAMES.values() for w in words) and not _NOT_UNITS.match(name)  # fmt: skip
+
+
+def _may_count(core: str, name: str) -> bool:
+    """Whether `name` may be a unit after `core`: a single letter is one after a number alone, in a formula it is a factor."""
+    return len(name) > 1 or literal.read(core) is not None
 
 
 def _unit(name: str, power: str | None) -> Unit:

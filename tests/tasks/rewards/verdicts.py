@@ -4,6 +4,8 @@ Conventions: a unit, percent or degree sign that one side leaves out is forgiven
 a number without a finite decimal from six significant digits on; a variable in front of "=" may be left out.
 """
 
+from tests.tasks.rewards.verdicts_structure import STRUCTURE
+
 
 def boxed(answer: str) -> str:
     return rf"Let me think. The answer must be $\boxed{{{answer}}}$."
@@ -302,6 +304,10 @@ WHOLE = {
 }
 
 CASES = [
-    *((kind, boxed(answer), truth, verdict) for kind, rows in BOXED.items() for answer, truth, verdict in rows),
+    *(
+        (kind, boxed(answer), truth, verdict)
+        for kind, rows in (BOXED | STRUCTURE).items()
+        for answer, truth, verdict in rows
+    ),
     *((kind, completion, truth, verdict) for kind, rows in WHOLE.items() for completion, truth, verdict in rows),
 ]
