@@ -22,7 +22,12 @@ def math() -> Judge:
         equivalence.understand(request["truth"])
         understood()
         answer = extract.final_answer(request["completion"])
-        return float(answer is not None and equivalence.equivalent(answer, request["truth"]))
+        try:
+            return float(answer is not None and equivalence.equivalent(answer, request["truth"]))
+        except (MemoryError, RecursionError):
+            raise  # the worker tells these apart
+        except Exception:  # the libraries raise what they like; the truth was understood, so the answer is wrong
+            return 0.0
 
     return judge
 

@@ -49,8 +49,8 @@ def read(text: str) -> Literal | None:
 def same(a: Literal, b: Literal) -> bool:
     """Whether two literals are the same number.
 
-    Equal values are, and an integer is exact. So is a decimal of six or more significant digits that is the correct rounding of a number without
-    a finite decimal of its own (0.333333 and 1/3, not 0.333 and 1/3).
+    Equal values are, and an integer is exact. So is a decimal of six or more significant digits that is the correct
+    rounding of a number without a finite decimal of its own (0.333333 and 1/3, not 0.333 and 1/3).
     """
     return a.value == b.value or _rounds_to(a, b) or _rounds_to(b, a)
 

@@ -84,7 +84,7 @@ _COUNTED = frozenset(
     solution root value digit number integer letter word day week month year time step stair ticket chair table car bus
     house tree flower cat dog cow animal fish bird slice piece cookie candy candie candies cake pizza sandwich toy shirt
     item object element outcome subset pair set group team player row column tile block cube packet pack penny pennies
-    nickel dime quarter euro joule newton watt volt kelvin mol mole radian rad mph kph""".split()
+    nickel dime quarter euro joule newton watt volt kelvin mol mole radian rad mph kph""".split()  # noqa: SIM905
 )
 _SCALES = {
     "hundred": 100,
@@ -145,7 +145,7 @@ def split(text: str) -> tuple[str, Unit | None]:
         return (core.strip(), _unit(name, power)) if _is_unit(name) and _may_count(core, name) else (text, None)
     if match := _SPELLED.match(text):
         core, space, name, power = match.groups()
-        apart = space or _canonical(name) in _KNOWN and len(name) > 1
+        apart = space or (_canonical(name) in _KNOWN and len(name) > 1)
         if apart and _is_unit(name) and _may_count(core, name):
             return core.strip(), _unit(name, power)
     return text, None
