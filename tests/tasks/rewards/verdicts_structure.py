@@ -90,4 +90,11 @@ STRUCTURE = {
         ("3,2,2", "2,2,3", True),
         ("2,3", "2,2,3", False),
     ],
+    "not comparable": [
+        ("2^{10}", "604800", False),
+        ("9!", "604800", False),
+        (r"100\%", "604800", False),
+        (r"7 \mod 5", "604800", False),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "604800", False),
+    ],
 }
