@@ -174,6 +174,21 @@ def bounded_exp(log_ratio: chex.Array) -> jax.Array:
     return jnp.exp(jnp.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
+def extended_exp(log_ratio: chex.Array) -> jax.Array:
+    """exp up to LOG_RATIO_BOUND and its tangent beyond: finite, once differentiable, and never without a gradient."""
+    return jnp.exp(jnp.minimum(log_ratio, LOG_RATIO_BOUND)) * (1 + jnp.maximum(log_ratio - LOG_RATIO_BOUND, 0.0))
+
+
+def exp_excess(x: chex.Array) -> jax.Array:
+    """e^x - 1 - x (k3), continued by its tangent above LOG_RATIO_BOUND, so that both terms are bounded together.
+
+    Were e^x alone clipped, the derivative there would be -1 where the truth is e^x - 1: of the wrong sign.
+    """
+    near = jnp.minimum(x, LOG_RATIO_BOUND)
+    # expm1 keeps the digits that e^x - 1 loses near 0.
+    return jnp.expm1(near) - near + jnp.expm1(LOG_RATIO_BOUND) * jnp.maximum(x - LOG_RATIO_BOUND, 0.0)
+
+
 def divide(numerator: chex.Array, denominator: chex.Array) -> jax.Array:
     """numerator / denominator, and 0 where nothing was counted (an all-masked batch has loss 0 and gradient 0)."""
     return jnp.where(denominator > 0, numerator, 0.0) / jnp.where(denominator > 0, denominator, 1.0)

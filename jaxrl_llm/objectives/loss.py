@@ -17,7 +17,7 @@ from jaxrl_llm.objectives.inputs import (
     Metric,
     TokenLoss,
     Tokens,
-    bounded_exp,
+    exp_excess,
     masked_mean,
     sanitize,
 )
@@ -143,7 +143,6 @@ def default_config() -> dict[str, Any]:
 def _metrics(t: Tokens, values: dict[str, jax.Array], kept: jax.Array) -> dict[str, Metric]:
     # Tokens with A = 0 contribute nothing and are left out of the shares.
     active = t.mask & (t.advantages != 0)
-    behind = bounded_exp(-t.log_ratio) - 1 + t.log_ratio
     shares = {
         "mask/share": masked_mean(~kept, active),
         "mask/share_positive": masked_mean(~kept, active & (t.advantages > 0)),
@@ -153,8 +152,8 @@ def _metrics(t: Tokens, values: dict[str, jax.Array], kept: jax.Array) -> dict[s
         "ratio/mean": t.ratio,
         "ratio/abs_log": jnp.abs(t.log_ratio),
         "ratio/k1": -t.log_ratio,
-        "ratio/k3": t.ratio - 1 - t.log_ratio,
-        "ratio/k3_reverse": behind,
+        "ratio/k3": exp_excess(t.log_ratio),
+        "ratio/k3_reverse": exp_excess(-t.log_ratio),
         "ratio/abs_shift": jnp.abs(jnp.exp(t.logprobs) - jnp.exp(t.anchor_logprobs)),
         "ratio/missing_behavior": t.missing,
     }

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm import schema
-from jaxrl_llm.objectives.inputs import LOG_RATIO_BOUND, Tokens, bounded_difference
+from jaxrl_llm.objectives.inputs import Tokens, bounded_difference, exp_excess
 
 Estimator = Literal["k1", "k2", "k3", "low_variance"]
 
@@ -76,8 +76,6 @@ def kl_estimate(logprobs: chex.Array, reference_logprobs: chex.Array, estimator:
     if estimator == "k2":
         return x**2 / 2
     if estimator in ("k3", "low_variance"):
-        # expm1 keeps the digits that e^x - 1 loses near 0.
-        bounded = jnp.clip(x, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        value = jnp.expm1(bounded) - x
+        value = exp_excess(x)
         return jnp.clip(value, -10.0, 10.0) if estimator == "low_variance" else value
     raise ValueError(f"unknown KL estimator {estimator!r}; choose from: k1, k2, k3, low_variance")

@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.objectives.inputs import TokenLoss, Tokens
+from jaxrl_llm.objectives.inputs import TokenLoss, Tokens, exp_excess, extended_exp
 
 
 def spo(t: Tokens, *, eps: float = 0.2) -> TokenLoss:
@@ -44,15 +44,18 @@ def drpo(
     mu = jnp.exp(t.anchor_logprobs)
     quadratic = mu * (t.ratio - 1) ** 2 / 2
     # abs whose derivative at 0 is 0: a token that has not moved is not pushed either way.
-    shift = jax.lax.stop_gradient(jnp.sign(t.ratio - 1)) * mu * (t.ratio - 1)
+    # From pi, not from the bounded ratio: a token of mu below e^-20 can move far as well.
+    shift = jax.lax.stop_gradient(jnp.sign(t.ratio - 1)) * (jnp.exp(jnp.minimum(t.logprobs, 0.0)) - mu)
+    # k3 goes on beyond the ratio's bound, and the surrogate that it restrains goes with it.
+    ratio = extended_exp(t.log_ratio) if regularizer == "kl" else t.ratio
     penalty = {
         "shift": lambda: quadratic,
         "chi2": lambda: (t.ratio - 1) ** 2 / 2,
-        "kl": lambda: t.ratio - 1 - t.log_ratio,
+        "kl": lambda: exp_excess(t.log_ratio),
         "tv": lambda: shift,
         "mask": lambda: jnp.where(shift > delta, quadratic, 0.0),
     }[regularizer]()
     return TokenLoss(
-        -t.advantages * t.ratio + scale * penalty,
+        -t.advantages * ratio + scale * penalty,
         metrics={"divergence/mean": shift, "divergence/outside": shift > delta},
     )
