@@ -14,6 +14,7 @@ RUNTIME = [
     "numpy",
     "optax>=0.2.6",
     "orbax-checkpoint>=0.11.30",
+    "pandas",
     "rich",
     "safetensors",
     "tensorboardX",

@@ -9,17 +9,13 @@ A prompt file has one prompt a line or, as .jsonl, objects with a field "prompt"
 import json
 import pathlib
 
-import jax
 from absl import flags
 from rich.console import Console
 
-from jaxrl_llm.api import command_line, loaded_run
+import jaxrl_llm as jrl
+from jaxrl_llm.api import command_line
 from jaxrl_llm.experience import generation
-from jaxrl_llm.experience.prompts import tokenize
 from jaxrl_llm.records import progress
-from jaxrl_llm.rollout.choice import Choice
-from jaxrl_llm.rollout.sampler import Sampler
-from jaxrl_llm.rollout.slots import SamplingConfig
 
 _RUN_DIR = flags.DEFINE_string("run_dir", None, "A run's directory.", required=True)
 _CHECKPOINT = flags.DEFINE_integer("checkpoint", None, "Rollout of the checkpoint; the newest by default.")
@@ -39,22 +35,22 @@ _SEED = flags.DEFINE_integer("seed", 0, "Of the draws.")
 def main():
     console = Console(stderr=True)
     examples = generation.read_prompts(_PROMPT.value, _FILE.value)
-    choice = Choice(_TEMPERATURE.value, _TOP_K.value, _TOP_P.value, _MIN_P.value)
-    run = loaded_run.load(_RUN_DIR.value, _CHECKPOINT.value, console.print)
-    policy, length = run.policy, _MAX_TOKENS.value or run.run.rollout.max_response_length
-    config = SamplingConfig(length, policy.stop_ids, policy.pad_id, choice, slots=_SLOTS.value)
-    prompts = tokenize(examples, policy.tokenizer, limit=2**30)
-    total = len(prompts) * _SAMPLES.value
-    with progress.bar(console, "generate", total) as bar:
+    policy = jrl.load(_RUN_DIR.value, _CHECKPOINT.value, report=console.print)
+    with progress.bar(console, "generate", len(examples) * _SAMPLES.value) as bar:
         live = progress.SamplingPace(bar)
-        rollout = Sampler(policy.graphdef, policy.config, config)(
-            policy.params,
-            prompts.tokens,
-            jax.random.key(_SEED.value),
-            group_size=_SAMPLES.value,
+        completions = policy.sample(
+            [example.prompt for example in examples],
+            _SAMPLES.value,
+            temperature=_TEMPERATURE.value,
+            top_k=_TOP_K.value,
+            top_p=_TOP_P.value,
+            min_p=_MIN_P.value,
+            max_tokens=_MAX_TOKENS.value,
+            slots=_SLOTS.value,
+            seed=_SEED.value,
             report=live,
         )
-    lines = "".join(json.dumps(row) + "\n" for row in generation.rows(rollout, prompts.examples, policy.tokenizer))
+    lines = "".join(json.dumps(completion.line()) + "\n" for completion in completions)
     if _OUT.value is None:
         print(lines, end="")
     else:
@@ -62,7 +58,7 @@ def main():
         pathlib.Path(_OUT.value).write_text(lines)
     progress.summary(
         console,
-        f"checkpoint {run.rollout} of {_RUN_DIR.value}",
+        policy.name,
         live.summary() | {"completions": _OUT.value or "above"},
     )
 

@@ -11,9 +11,8 @@ The config file's docstring says what it does and how long it takes. Everything 
 from absl import flags
 from ml_collections import config_flags
 
+import jaxrl_llm as jrl
 from jaxrl_llm.api import command_line
-from jaxrl_llm.config import RunConfig
-from jaxrl_llm.training import loop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file under configs/.", lock_config=True)
 _RESUME = flags.DEFINE_bool("resume", False, "Go on from the run directory's last checkpoint.")
@@ -23,7 +22,7 @@ _PROCESSES = command_line.process_flags()
 
 def main():
     with _PROCESSES():
-        loop.train(RunConfig.read(_CONFIG.value), resume=_RESUME.value, overwrite=_OVERWRITE.value)
+        jrl.train(_CONFIG.value, resume=_RESUME.value, overwrite=_OVERWRITE.value)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 """Prompts in, completions out, as lines for people's own programs."""
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from jaxrl_llm import schema
 from jaxrl_llm.experience.scored_rollout import decode
 from jaxrl_llm.tasks import Example
-from jaxrl_llm.types import FinishReason, Rollout
+from jaxrl_llm.types import FinishReason, Rollout, TopKView
 
 
 def read_prompts(given: Sequence[str], file: str | None) -> list[Example]:
@@ -27,23 +31,71 @@ def read_prompts(given: Sequence[str], file: str | None) -> list[Example]:
                 prompts.append(_prompt(line, f"{file}, line {number}") if file.endswith(".jsonl") else line)
     if not prompts:
         raise ValueError("no prompts: give --prompt (any number of times) or --prompts_file")
+    return as_examples(prompts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """One sampled response.
+
+    Attributes:
+      prompt: text or chat messages.
+      sample: which of the prompt's completions, from 0.
+      text: without the end token.
+      finish: "stop" at an end token, "length" at the limit.
+      tokens: ids, the end token included.
+      logprobs: float32 [tokens], log mu of each under the distribution that it was drawn from, nats.
+      topk: top-K view of these distributions ([tokens, K] ids and log-probs), or None where none was captured.
+    """
+
+    prompt: Any
+    sample: int
+    text: str
+    finish: str
+    tokens: list[int]
+    logprobs: np.ndarray
+    topk: TopKView | None = None
+
+    def line(self) -> dict[str, Any]:
+        """JSON-ready, without the top-K view."""
+        return {
+            "prompt": self.prompt,
+            "sample": self.sample,
+            "completion": self.text,
+            "finish": self.finish,
+            "tokens": self.tokens,
+            "logprobs": [round(float(x), 6) for x in self.logprobs],
+        }
+
+
+def as_examples(prompts: Sequence[Any]) -> list[Example]:
+    """Prompts, texts or chats, as examples without an answer.
+
+    Raises:
+      ValueError: no prompt, or an empty one; says which.
+    """
+    schema.require(len(prompts) > 0, "prompts", prompts, "at least one prompt")
+    for i, prompt in enumerate(prompts):
+        schema.require(len(prompt) > 0, f"prompts[{i}]", prompt, "text or a list of chat messages, not empty")
     return [Example(f"prompt-{i}", p if isinstance(p, str) else tuple(p), "") for i, p in enumerate(prompts)]
 
 
-def rows(rollout: Rollout, examples: Sequence[Example], tokenizer: Any) -> list[dict[str, Any]]:
-    """One JSON-ready mapping for each response, group-major: text, ids and the log-prob of every token as it was drawn."""
-    completions, lengths = decode(rollout, tokenizer), rollout.response_mask.sum(axis=1)
+def completions(rollout: Rollout, examples: Sequence[Example], tokenizer: Any) -> list[Completion]:
+    """The responses of a rollout one by one, group-major."""
+    texts, lengths = decode(rollout, tokenizer), rollout.response_mask.sum(axis=1)
     group = len(lengths) // max(len(examples), 1)
+    view = rollout.topk
     return [
-        {
-            "prompt": examples[i // group].prompt,
-            "sample": i % group,
-            "completion": completion,
-            "finish": FinishReason(int(rollout.finish_reason[i])).name.lower(),
-            "tokens": rollout.response_tokens[i, : lengths[i]].tolist(),
-            "logprobs": [round(float(x), 6) for x in rollout.behavior_logprobs[i, : lengths[i]]],
-        }
-        for i, completion in enumerate(completions)
+        Completion(
+            prompt=examples[i // group].prompt,
+            sample=i % group,
+            text=text,
+            finish=FinishReason(int(rollout.finish_reason[i])).name.lower(),
+            tokens=rollout.response_tokens[i, : lengths[i]].tolist(),
+            logprobs=rollout.behavior_logprobs[i, : lengths[i]],
+            topk=None if view is None else TopKView(view.ids[i, : lengths[i]], view.logprobs[i, : lengths[i]]),
+        )
+        for i, text in enumerate(texts)
     ]
 
 

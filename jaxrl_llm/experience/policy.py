@@ -21,6 +21,17 @@ OPEN = ("scan_unroll",)
 
 
 @dataclasses.dataclass(frozen=True)
+class _NoTask:
+    """For a policy outside any run: the tokenizer is the checkpoint's."""
+
+    name: str = "none"
+    tokenizer: None = None
+
+
+NO_TASK: Any = _NoTask()
+
+
+@dataclasses.dataclass(frozen=True)
 class Policy:
     """What the rest of a run needs of its model.
 

@@ -6,6 +6,7 @@ uninterrupted one would have done.
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from jaxrl_llm.records.metrics import MetricsWriter
 from jaxrl_llm.records.run_dir import RunDir, open_run_dir
 from jaxrl_llm.reward_models import reward_model
 from jaxrl_llm.training import warm_start
+from jaxrl_llm.training.callbacks import Callback, asked_to_stop
 from jaxrl_llm.training.early_stop import collapsed
 from jaxrl_llm.training.signals import StopSignals
 
@@ -57,7 +59,12 @@ class Result:
 
 
 def train(
-    run: RunConfig, *, resume: bool = False, overwrite: bool = False, console: Console | None = None
+    run: RunConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Result | None:
     """Runs `run` to its end, or until SIGTERM, Ctrl-C or a collapse (`config.early_stop`): then it saves and returns None.
 
@@ -66,6 +73,7 @@ def train(
       resume: go on from the run directory's last checkpoint.
       overwrite: replace a run that is there.
       console: where progress goes; the terminal by default.
+      callbacks: see every row of the metrics; one that returns True ends the run as SIGTERM does.
 
     Raises:
       ValueError: a configuration that does not fit its task, model or devices, before anything is compiled.
@@ -118,6 +126,7 @@ def train(
             if fresh:
                 before = evaluator(state.params, jax.random.fold_in(key, EVALUATION))
                 metrics.write(0, before.metrics(evaluator.name))
+                asked_to_stop(callbacks, 0, before.metrics(evaluator.name))  # too early to stop: it only looks
                 path = samples.write(run_dir.samples, "before", "Before RL", before.scored)
                 record["before"] = before.numbers()
                 console.print(f"before RL: accuracy {before} on {len(evaluator.prompts)} held-out prompts ({path})")
@@ -155,8 +164,8 @@ def train(
                             run_dir.samples, f"rollout-{rollout:05d}", f"After rollout {rollout}", evaluated.scored
                         )
                     metrics.write(rollout, row)
-                    stopped = stop.agreed()
-                    ending = last or stopped or bool(collapse)
+                    stopped, asked = stop.agreed(), asked_to_stop(callbacks, rollout, row)
+                    ending = last or stopped or asked or bool(collapse)
                     if ending or improved or rollout % run.checkpoint.every == 0:
                         whole = state.replace(behavior_params=source.lagging)
                         checkpoints.save(rollout, whole, record, evaluated.accuracy if evaluated else None)
@@ -164,7 +173,7 @@ def train(
                     bar.update(rollout, live)
                     if ending and not last:
                         checkpoints.wait()
-                        why = f"{stop.name}:" if stopped else f"stopped early, {collapse}:"
+                        why = f"{stop.name}:" if stopped else "a callback:" if asked else f"stopped early, {collapse}:"
                         console.print(f"{why} saved after rollout {rollout}; go on with --resume")
                         return None
         checkpoints.wait()

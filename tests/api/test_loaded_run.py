@@ -6,9 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import export
 from jaxrl_llm import schema, tasks
-from jaxrl_llm.api import loaded_run
+from jaxrl_llm.api import export, loaded_run
 from jaxrl_llm.config import RunConfig, default_config
 from jaxrl_llm.hub import hf_config, pretrained
 from jaxrl_llm.records.checkpoints import Checkpoints

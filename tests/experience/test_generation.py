@@ -66,7 +66,7 @@ def rollout():
 
 def test_rows_hold_text_ids_and_log_probs_of_the_real_tokens():
     examples = generation.read_prompts(["a", "b"], None)
-    rows = generation.rows(rollout(), examples, CharTokenizer("0123"))
+    rows = [c.line() for c in generation.completions(rollout(), examples, CharTokenizer("0123"))]
     assert rows[0] == {
         "prompt": "a",
         "sample": 0,

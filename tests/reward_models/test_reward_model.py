@@ -10,9 +10,9 @@ import optax
 import pytest
 from rich.console import Console
 
-from experiments import export
 from jaxrl_llm import config as configs
 from jaxrl_llm import tasks
+from jaxrl_llm.api import export
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.heads import last_valid
 from jaxrl_llm.parallel import sharding
