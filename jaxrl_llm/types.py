@@ -28,8 +28,8 @@ class TopKView:
 
     Attributes:
       ids: int32 [B, T, K], real vocabulary ids, sorted by falling probability. No id repeats within a position.
-      logprobs: float32 [B, T, K], log mu at `ids` (after temperature, truncation with renormalisation, and emulation);
-        -inf where the truncated distribution gives an id no mass.
+      logprobs: float32 [B, T, K], log mu at `ids`, after temperature and emulation, over the whole vocabulary; or, where
+        `Choice.topk_view` is "sampled", over the tokens that truncation kept, -inf at those that it cut.
     """
 
     ids: chex.Array
@@ -116,7 +116,8 @@ class Batch:
       positions: int32 [B, L], position of each token within its sequence, from 0 at the first real token.
       segment_ids: int32 [B, L], 0 on padding, 1 on the sequence; tokens attend only within their segment.
       response_mask: bool [B, T], positions that carry loss.
-      behavior_logprobs: float32 [B, T], log mu of the sampled token.
+      behavior_logprobs: float32 [B, T], log mu of the sampled token, over the whole vocabulary or over the kept tokens
+        (`batches.from_rollout`); `topk` speaks of the same distribution.
       advantages: float32 [B, T], 0 outside the mask.
       topk: top-K view of mu, or None.
       old_logprobs: float32 [B, T], log pi_old (trainer's numerics, before this rollout's updates), or None.

@@ -59,7 +59,5 @@ def measure(
     batch = batches.from_rollout(rollout, jnp.zeros(len(rollout.response_tokens)))
     forward = Forward(graphdef, model.vocab_size, config.choice.temperature or 1.0)
     logprobs = processes.fetch(jax.jit(forward)(params, batch).logprobs)
-    # The ratio is taken with the untruncated behaviour, as far as the sampler truncated.
-    mu = rollout.behavior_logprobs + rollout.log_kept_mass
-    x = (logprobs - mu).astype(np.float64)[rollout.response_mask]
+    x = (logprobs - batch.behavior_logprobs).astype(np.float64)[rollout.response_mask]
     return Mismatch.of(x)

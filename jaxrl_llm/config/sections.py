@@ -68,6 +68,9 @@ class Rollout:
       prompts: prompts per rollout.
       group_size: samples per prompt (G).
       temperature, top_k, top_p, min_p: token choice; top_k 0, top_p 1, min_p 0 keep everything.
+      truncation_ratio: which mu the ratios, divergences and mismatch metrics compare pi with, where top_k, top_p or min_p
+        cut the vocabulary. "whole" (default): over the whole vocabulary, as pi is; exactly 1 for an unchanged policy.
+        "sampled": over the kept tokens, what is drawn from; an unchanged policy then has the kept mass as its ratio.
       max_prompt_length: longer prompts are dropped with a count.
       max_response_length: a response that reaches it without an end token is truncated.
       capture_top_k: K of the recorded top-K view of the behaviour policy; 0 records none.
@@ -89,6 +92,7 @@ class Rollout:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    truncation_ratio: Literal["whole", "sampled"] = "whole"
     max_prompt_length: int = 64
     max_response_length: int = 64
     capture_top_k: int = 0

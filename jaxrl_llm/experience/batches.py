@@ -1,15 +1,24 @@
 """From rollouts, or from supervised pairs, to `Batch`. Pure functions."""
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import chex
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm import schema
 from jaxrl_llm.types import Batch, Rollout
 
+TruncationRatio = Literal["whole", "sampled"]
 
-def from_rollout(rollout: Rollout, advantages: chex.Array, response_mask: chex.Array | None = None) -> Batch:
+
+def from_rollout(
+    rollout: Rollout,
+    advantages: chex.Array,
+    response_mask: chex.Array | None = None,
+    truncation_ratio: TruncationRatio = "whole",
+) -> Batch:
     """Lays prompts and responses out side by side.
 
     Args:
@@ -17,10 +26,23 @@ def from_rollout(rollout: Rollout, advantages: chex.Array, response_mask: chex.A
       advantages: float [B], one per sequence, or [B, T], one per token.
       response_mask: bool [B, T], positions that carry loss, where not all of `rollout.response_mask` does (truncated
         responses left out, for example).
+      truncation_ratio: which mu the ratios are taken with, where top-k, top-p or min-p cut the vocabulary. "whole": over
+        the whole vocabulary, as the trainer's pi is, so that an unchanged policy has r = 1. "sampled": over the kept
+        tokens, so that an unchanged policy has r = the kept mass. The same without truncation. The rollout's top-K view
+        must have been captured with the same choice (`Choice.topk_view`).
 
     Returns:
       A `Batch` of B rows; the advantages are 0 outside the mask.
+
+    Raises:
+      ValueError: another `truncation_ratio`.
     """
+    schema.require(
+        truncation_ratio in get_args(TruncationRatio), "truncation_ratio", truncation_ratio, "whole or sampled"
+    )
+    behavior = rollout.behavior_logprobs
+    if truncation_ratio == "whole":
+        behavior = behavior + rollout.log_kept_mass
     mask = rollout.response_mask if response_mask is None else response_mask
     chex.assert_equal_shape([mask, rollout.response_mask])
     if advantages.ndim == 1:
@@ -34,7 +56,7 @@ def from_rollout(rollout: Rollout, advantages: chex.Array, response_mask: chex.A
         positions=positions,
         segment_ids=segment_ids,
         response_mask=mask,
-        behavior_logprobs=rollout.behavior_logprobs,
+        behavior_logprobs=behavior,
         advantages=jnp.where(mask, jnp.broadcast_to(advantages, mask.shape).astype(jnp.float32), 0.0),
         topk=rollout.topk,
         log_kept_mass=rollout.log_kept_mass,

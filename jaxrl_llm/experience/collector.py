@@ -138,7 +138,7 @@ def create(run: RunConfig, task: tasks.Task, policy: Policy, key: jax.Array) -> 
         max_response_length=r.max_response_length,
         stop_ids=policy.stop_ids,
         pad_id=policy.pad_id,
-        choice=Choice(r.temperature, r.top_k, r.top_p, r.min_p, r.fp8.logits),
+        choice=Choice(r.temperature, r.top_k, r.top_p, r.min_p, r.fp8.logits, r.truncation_ratio),
         capture_top_k=r.capture_top_k,
         capture_routing=r.routing_replay,
         fp8=r.fp8.sites,
@@ -164,10 +164,13 @@ def choose_groups(flat: np.ndarray, wanted: int, group_size: int) -> tuple[np.nd
     return rows, np.repeat(~flat[groups], group_size)
 
 
-def to_batch(task: tasks.Task, experience: Experience) -> Batch:
-    """The chosen rows, without advantages yet; those that only fill the batch, or that the task leaves out, are masked."""
+def to_batch(task: tasks.Task, experience: Experience, truncation_ratio: batches.TruncationRatio = "whole") -> Batch:
+    """The chosen rows, without advantages yet; those that only fill the batch, or that the task leaves out, are masked.
+
+    `truncation_ratio`: see `batches.from_rollout`.
+    """
     rows, rollout = experience.rows, experience.scored.rollout
     if len(rows) < len(experience.scored.rewards):
         rollout = jax.tree.map(lambda x: x[rows] if np.ndim(x) else x, rollout)
     mask = loss_mask(task, rollout) & experience.trained[:, None]
-    return batches.from_rollout(rollout, jnp.zeros(len(rows)), mask)
+    return batches.from_rollout(rollout, jnp.zeros(len(rows)), mask, truncation_ratio)

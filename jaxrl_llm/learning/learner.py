@@ -60,7 +60,7 @@ class Learner:
           kl_scale: factor on the coefficients of the reference KL.
         """
         start, run, trainer = time.monotonic(), self._run, self._trainer
-        batch = to_batch(self._task, experience)
+        batch = to_batch(self._task, experience, run.rollout.truncation_ratio)
         lengths = packing.lengths_of(batch)
         batch, assessed = self._judged(state, experience, batch, lengths, kl_scale)
         updates, slots = [], 0

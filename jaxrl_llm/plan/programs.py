@@ -108,7 +108,7 @@ def decoding_program(run: RunConfig, mesh: Mesh) -> Program:
     config = SamplingConfig(
         max_response_length=r.max_response_length,
         stop_ids=(0,),
-        choice=Choice(r.temperature, r.top_k, r.top_p, r.min_p, r.fp8.logits),
+        choice=Choice(r.temperature, r.top_k, r.top_p, r.min_p, r.fp8.logits, r.truncation_ratio),
         capture_top_k=r.capture_top_k,
         capture_routing=r.routing_replay,
         fp8=r.fp8.sites,

@@ -5,6 +5,7 @@ left is renormalised. The log-probs it returns are those that the token is drawn
 """
 
 import dataclasses
+from typing import Literal
 
 import chex
 import flax.struct
@@ -32,6 +33,8 @@ class Choice:
       top_p: keep the smallest set of most probable tokens that holds at least this mass; 1 for all.
       min_p: drop tokens less probable than this share of the most probable one; 0 for none.
       fp8: format that the logits are rounded to, one scale per token.
+      topk_view: what the captured top-K view records of a truncated distribution: "whole", log-probs over the whole
+        vocabulary, cut tokens included; or "sampled", those that are drawn from, -inf where a token was cut.
     """
 
     temperature: float = 1.0
@@ -39,6 +42,7 @@ class Choice:
     top_p: float = 1.0
     min_p: float = 0.0
     fp8: Format = "off"
+    topk_view: Literal["whole", "sampled"] = "whole"
 
     def __post_init__(self):
         schema.require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
@@ -47,6 +51,7 @@ class Choice:
         )
         schema.require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         schema.require(0 <= self.min_p < 1, "min_p", self.min_p, "in [0, 1)")
+        schema.require(self.topk_view in ("whole", "sampled"), "topk_view", self.topk_view, "whole or sampled")
 
 
 @flax.struct.dataclass
@@ -83,7 +88,7 @@ def behavior_distribution(logits: chex.Array, choice: Choice, capture: int = 0) 
         logprobs = jnp.where(logprobs >= threshold[:, None], logprobs, -jnp.inf)
         total = jax.nn.logsumexp(logprobs, axis=-1)
         logprobs, log_kept_mass = logprobs - total[:, None], jnp.minimum(total, 0.0)
-        if capture:
+        if capture and choice.topk_view == "sampled":
             top = jnp.where(top >= threshold[:, None], top - total[:, None], -jnp.inf)
     return Distribution(logprobs, log_kept_mass, TopKView(ids[:, :capture], top[:, :capture]) if capture else None)
 
