@@ -6,9 +6,10 @@ It exists because ConfigDict guards overrides on the command line but not what a
 """
 
 import dataclasses
+import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ def read(cls: type[T], mapping: Mapping[str, Any], path: str, default: T | None 
     hints = typing.get_type_hints(cls)
     for name in mapping:
         if name not in fields:
-            raise ValueError(f"unknown field {path}.{name}; choose from: {', '.join(sorted(fields))}")
+            raise UnknownField(f"{path}.{name}", fields)
     values = {}
     for name, field in fields.items():
         inherited = _default(field) if default is None else getattr(default, name)
@@ -61,10 +62,28 @@ def require(condition: bool, field: str, value: Any, right: str) -> None:
 
 
 def choose(options: Mapping[str, T], name: str, field: str) -> T:
-    """`options[name]`, or a ValueError that names the field and lists the choices."""
+    """`options[name]`, or a ValueError that names the field, the likeliest choice and all of them."""
     if name not in options:
-        raise ValueError(f"unknown {field} {name!r}; choose from: {', '.join(sorted(options))}")
+        raise ValueError(f"unknown {field} {name!r}; {meant(name, options)}choose from: {', '.join(sorted(options))}")
     return options[name]
+
+
+def meant(value: Any, options: Iterable[Any]) -> str:
+    """ "did you mean 'drpo'? " where one of the options is spelt like `value`, else nothing."""
+    alike = difflib.get_close_matches(str(value), [str(option) for option in options], 1)
+    return f"did you mean {alike[0]!r}? " if alike else ""
+
+
+class UnknownField(ValueError):
+    """A configuration names a field that its section does not have.
+
+    Attributes:
+      path: of the field, from the configuration's root.
+    """
+
+    def __init__(self, path: str, fields: Iterable[str]):
+        super().__init__(f"unknown field {path}; choose from: {', '.join(sorted(fields))}")
+        self.path = path
 
 
 def _default(field: dataclasses.Field) -> Any:
@@ -79,7 +98,9 @@ def _value(hint: Any, value: Any, path: str, default: Any = None) -> Any:
     if origin is Literal:
         choices = typing.get_args(hint)
         if value not in choices or isinstance(value, bool) != any(isinstance(c, bool) for c in choices):
-            raise ValueError(f"{path} is {value!r}; choose from: {', '.join(map(repr, choices))}")
+            raise ValueError(
+                f"{path} is {value!r}; {meant(value, choices)}choose from: {', '.join(map(repr, choices))}"
+            )
         return value
     if origin in (types.UnionType, typing.Union):
         options = typing.get_args(hint)

@@ -2,11 +2,13 @@
 
 import contextlib
 import errno
+import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
 from absl import app, flags, logging
 
+from jaxrl_llm.config import files, suggest
 from jaxrl_llm.parallel import distributed
 from jaxrl_llm.records.checkpoints import SaveError
 
@@ -28,7 +30,8 @@ def run(main: Callable[[], None]) -> None:
             while error.args and isinstance(error.args[0], Exception):
                 error = error.args[0]
             message = error.args[0] if error.args else error
-            sys.exit(f"error: unknown or unfit config field: {message}".replace("\n", ". "))
+            text = _unknown(arguments) or f"unknown or unfit config field: {message}"
+            sys.exit(f"error: {text}".replace("\n", ". "))
 
     def guarded(arguments: Sequence[str]) -> None:
         if len(arguments) > 1:
@@ -44,6 +47,19 @@ def run(main: Callable[[], None]) -> None:
             sys.exit(f"error: {error}")
 
     app.run(guarded, flags_parser=parse)
+
+
+def _unknown(arguments: Sequence[str]) -> str | None:
+    """One line about the first argument that sets a field which the configuration does not have, or None."""
+    given = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments if argument.startswith("-"))
+    # The flag has no value yet: the file is read once more, for its fields.
+    file, _, argument = given.get("config", "").partition(":")
+    if not file:
+        return None
+    config = files.load(pathlib.Path(file)).get_config(*([argument] if argument else []))
+    known = set(suggest.paths(config))
+    wrong = [name for name in given if name.startswith("config.") and name not in known]
+    return suggest.unknown_field(wrong[0], config) if wrong else None
 
 
 def process_flags() -> Callable[[], contextlib.AbstractContextManager]:

@@ -12,6 +12,7 @@ from typing import Any
 import ml_collections
 
 from jaxrl_llm import objectives, schema, tasks
+from jaxrl_llm.config import suggest
 from jaxrl_llm.config.sections import (
     Advantage,
     Checkpoint,
@@ -64,8 +65,11 @@ class RunConfig:
         """Reads and checks a ConfigDict or mapping; see `check`."""
         if isinstance(config, ml_collections.ConfigDict):
             config = config.to_dict()
-        run = schema.read(cls, config, "config")
-        check(run)
+        try:
+            run = schema.read(cls, config, "config")
+            check(run)
+        except schema.UnknownField as error:
+            raise ValueError(suggest.unknown_field(error.path, schema.defaults(cls()))) from None
         return run
 
     @property

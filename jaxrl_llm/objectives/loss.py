@@ -111,7 +111,7 @@ def build(config: Mapping[str, Any]) -> PolicyLoss:
     known = {"name", "anchor", "correction", "penalty", "aggregation", *OBJECTIVES}
     for key in config:
         if key not in known:
-            raise ValueError(f"unknown field config.objective.{key}; choose from: {', '.join(sorted(known))}")
+            raise schema.UnknownField(f"config.objective.{key}", known)
     name = config.get("name", "grpo")
     objective = schema.choose(OBJECTIVES, name, "objective config.objective.name")
     anchor = config.get("anchor", "default")

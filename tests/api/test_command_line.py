@@ -42,13 +42,15 @@ def test_a_known_field_reaches_the_script(run):
     assert seen == ["drpo"]
 
 
-@pytest.mark.parametrize("argument", ["--config.objective.nam=drpo", "--config.stepz=3"])
-def test_a_misspelt_field_is_named(run, argument):
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [("--config.objective.nam=drpo", "config.objective.name"), ("--config.stepz=3", "config.steps")],
+)
+def test_a_misspelt_field_is_named_and_the_one_that_was_meant(run, argument, meant):
     with pytest.raises(SystemExit) as stop:
         run(lambda c: pytest.fail("must not start"), argument)
-    field = argument.partition("=")[0].rpartition(".")[2]
-    assert stop.value.code.startswith("error: ")
-    assert f"'{field}'" in stop.value.code
+    field = argument.lstrip("-").partition("=")[0]
+    assert stop.value.code.startswith(f"error: unknown field {field}; did you mean {meant}?")
     assert "\n" not in stop.value.code
 
 

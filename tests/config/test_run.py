@@ -15,7 +15,12 @@ def test_the_defaults_are_a_valid_configuration_and_survive_the_round_trip():
 @pytest.mark.parametrize(
     ("section", "field", "value", "message"),
     [
-        ("rollout", "temprature", 1.0, "unknown field config.rollout.temprature; choose from: .*temperature"),
+        (
+            "rollout",
+            "temprature",
+            1.0,
+            "unknown field config.rollout.temprature; did you mean config.rollout.temperature",
+        ),
         (
             "rollout",
             "temperature",
@@ -38,16 +43,26 @@ def test_the_defaults_are_a_valid_configuration_and_survive_the_round_trip():
             5,
             "config.training.micro_batches is 5; it must be a divisor of the mini-batch's 64",
         ),
-        ("objective", "name", "grop", "unknown objective config.objective.name 'grop'; choose from: .*grpo"),
+        (
+            "objective",
+            "name",
+            "grop",
+            "unknown objective config.objective.name 'grop'; did you mean 'grpo'. choose from: .*pdm",
+        ),
         ("objective", "name", "dppo", "config.rollout.capture_top_k is 0; it must be positive: objective 'dppo'"),
         (
             "optimizer",
             "schedule",
             "cos",
-            "config.optimizer.schedule is 'cos'; choose from: 'constant', 'linear', 'cosine'",
+            "config.optimizer.schedule is 'cos'; did you mean 'cosine'. choose from: 'constant', 'linear', 'cosine'",
         ),
-        ("advantage", "name", "gea", "config.advantage.name is 'gea'; choose from"),
-        ("model", "dtype", "float16", "config.model.dtype is 'float16'; choose from: 'float32', 'bfloat16'"),
+        ("advantage", "name", "gea", "config.advantage.name is 'gea'; did you mean 'gae'. choose from"),
+        (
+            "model",
+            "dtype",
+            "float16",
+            "config.model.dtype is 'float16'; did you mean '.*float.*'. choose from: 'float32', 'bfloat16'",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(section, field, value, message):
@@ -58,7 +73,7 @@ def test_a_wrong_field_is_named(section, field, value, message):
 
 
 def test_an_unknown_section_is_named():
-    with pytest.raises(ValueError, match="unknown field config.sampler; choose from: .*rollout"):
+    with pytest.raises(ValueError, match="unknown field config.sampler; .*config has: .*rollout"):
         RunConfig.read(default_config().to_dict() | {"sampler": {}})
 
 
