@@ -64,14 +64,14 @@ def require(condition: bool, field: str, value: Any, right: str) -> None:
 def choose(options: Mapping[str, T], name: str, field: str) -> T:
     """`options[name]`, or a ValueError that names the field, the likeliest choice and all of them."""
     if name not in options:
-        raise ValueError(f"unknown {field} {name!r}; {meant(name, options)}choose from: {', '.join(sorted(options))}")
+        raise ValueError(f"unknown {field} {name!r}; choose from: {', '.join(sorted(options))}{meant(name, options)}")
     return options[name]
 
 
 def meant(value: Any, options: Iterable[Any]) -> str:
     """ "did you mean 'drpo'? " where one of the options is spelt like `value`, else nothing."""
     alike = difflib.get_close_matches(str(value), [str(option) for option in options], 1)
-    return f"did you mean {alike[0]!r}? " if alike else ""
+    return f"; did you mean {alike[0]!r}?" if alike else ""
 
 
 class UnknownField(ValueError):

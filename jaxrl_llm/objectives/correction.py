@@ -26,7 +26,8 @@ class Correction:
 
     Attributes:
       weight: "none"; "tis" weighs by min(pi_old / mu, high); "mis" weighs by pi_old / mu inside [low, high] and by 0
-        outside (IcePop's band).
+        outside (IcePop's band). Both imply the ratio over pi_old: the anchor's default becomes "old", and "behavior" is
+        refused, since pi / mu holds the mismatch already.
       level: whose ratio: the token's, or the whole sequence's as a product or as a geometric mean of token ratios.
       low, high: band.
       sequence_delta: reject sequences in which some token's divergence D(mu, pi) exceeds this; 0 for none.

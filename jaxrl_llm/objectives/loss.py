@@ -32,7 +32,8 @@ class Aggregation:
     Attributes:
       mode: see `aggregate.aggregate`; "default" takes the objective's own.
       horizon: tokens that seq_sum_constant divides by.
-      denominator: "original" counts masked-out tokens and rejected sequences, "kept" only what kept its gradient.
+      denominator: "original" counts every token of the mask; "kept" leaves out what a correction rejected, penalties
+        included. A token whose gradient an objective clips or masks is not rejected: it stays in both.
     """
 
     mode: Literal["default", "token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_sum_constant"] = "default"
@@ -87,7 +88,7 @@ class PolicyLoss:
         extra, penalties = penalty.apply(self.penalty, t)
         loss = jnp.where(trusted, answer.loss * weights, 0.0) + extra
         kept = trusted if answer.kept is None else trusted & answer.kept
-        counted = t.mask & kept if self.aggregation.denominator == "kept" else t.mask
+        counted = t.mask & trusted if self.aggregation.denominator == "kept" else t.mask
         numerator, denominator = aggregate(loss, counted, self.mode, self.aggregation.horizon)
         return LossTerms(
             numerator=numerator,
@@ -118,13 +119,22 @@ def build(config: Mapping[str, Any]) -> PolicyLoss:
     if anchor not in ("default", "behavior", "old"):
         raise ValueError(f"config.objective.anchor is {anchor!r}; choose from: default, behavior, old")
     aggregation = schema.read(Aggregation, config.get("aggregation", {}), "config.objective.aggregation")
+    correct = schema.read(Correction, config.get("correction", {}), "config.objective.correction")
+    if correct.weight != "none" and anchor == "behavior":
+        # The weight is pi_old / mu: beside a ratio over mu it would count the mismatch twice.
+        raise ValueError(
+            f"config.objective.correction.weight {correct.weight!r} weighs by pi_old / mu and goes with the ratio over"
+            " pi_old; config.objective.anchor is 'behavior', it must be 'old' or 'default'"
+        )
+    if anchor == "default":
+        anchor = objective.anchor if correct.weight == "none" else "old"
     return PolicyLoss(
         name=name,
         hyper=schema.read(objective.schema, config.get(name, {}), f"config.objective.{name}"),
-        anchor=objective.anchor if anchor == "default" else anchor,
+        anchor=anchor,
         mode=objective.aggregation if aggregation.mode == "default" else aggregation.mode,
         aggregation=aggregation,
-        correction=schema.read(Correction, config.get("correction", {}), "config.objective.correction"),
+        correction=correct,
         penalty=schema.read(Penalty, config.get("penalty", {}), "config.objective.penalty"),
     )
 

@@ -10,10 +10,11 @@ A token exactly on the boundary (D = delta, or D_dot = 0) is kept.
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.objectives import divergence as dv
-from jaxrl_llm.objectives.inputs import TokenLoss, Tokens
+from jaxrl_llm.objectives.inputs import TokenLoss, Tokens, bounded_difference, bounded_exp
 from jaxrl_llm.objectives.ratio import surrogate
 
 DppoDivergence = Literal["binary_tv", "binary_kl", "topk_tv", "topk_kl"]
@@ -44,7 +45,7 @@ def dppo(
     view_name, kind = divergence.split("_")
     view = view_of(t, "binary" if view_name == "binary" else "topk_aggregated", topk_set)
     d = dv.divergence(view, dv.DIVERGENCES[kind])
-    return _masked(t, d, t.ratio - 1, delta_low, delta_high, ratio_cap)
+    return _masked(t, d, _ratio_direction(t), delta_low, delta_high, ratio_cap)
 
 
 def pdm(
@@ -76,7 +77,7 @@ def pdm(
     loss = _masked(t, d, d_dot, delta_low, delta_high, ratio_cap)
     # How often the two criteria tell different stories, among tokens outside the region.
     outside = d > jnp.where(t.advantages < 0, delta_low, delta_high)
-    disagree = outside & ((t.advantages * d_dot > 0) != (t.advantages * (t.ratio - 1) > 0))
+    disagree = outside & ((t.advantages * d_dot > 0) != (t.advantages * _ratio_direction(t) > 0))
     return loss.replace(metrics=loss.metrics | {"mask/criteria_disagree": disagree})
 
 
@@ -110,6 +111,11 @@ def view_of(t: Tokens, name: ViewName, topk_set: dv.TopKSet = "union") -> dv.Vie
         tail="uniform" if name == "topk_uniform" else "aggregated",
         topk_set=topk_set,
     )
+
+
+def _ratio_direction(t: Tokens) -> jax.Array:
+    """pi / mu - 1 [B, T]: of the pair whose divergence is D, whatever policy the surrogate's ratio is anchored to."""
+    return bounded_exp(bounded_difference(t.logprobs, t.behavior_logprobs)) - 1
 
 
 def _masked(t: Tokens, d, direction, delta_low, delta_high, ratio_cap) -> TokenLoss:

@@ -313,7 +313,8 @@ def test_sequence_correction_levels_do_what_their_names_say():
 def test_corrections_weigh_cut_and_reject():
     mu = np.log(np.array([[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]], np.float32))
     old = np.log(np.array([[0.5, 0.9, 0.1], [0.5, 0.5, 0.5]], np.float32))  # ratios 1, 1.8, .2
-    inputs = LossInputs(mu, mu, np.ones((2, 3), np.float32), np.ones((2, 3), bool), old_logprobs=old)
+    # The policy is pi_old still: the ratio is 1, and the weights are all that is seen.
+    inputs = LossInputs(old, mu, np.ones((2, 3), np.float32), np.ones((2, 3), bool), old_logprobs=old)
 
     def numerator(**correction):
         return float(build("pg_is", correction=correction)(inputs).numerator)
@@ -327,6 +328,40 @@ def test_corrections_weigh_cut_and_reject():
     assert float(terms.denominator) == 6  # rejected sequences stay in the denominator
     kept = build("pg_is", correction={"sequence_delta": 0.5}, aggregation={"denominator": "kept"})(far)
     assert float(kept.denominator) == 3
+
+
+def test_a_weight_implies_the_ratio_over_the_old_policy():
+    # mu .2, old .4, pi .5: weight 2 times ratio 1.25, which is pi / mu once and not the mismatch twice (2 * 2.5).
+    mu, old, pi = (np.log(np.full((1, 1), p, np.float32)) for p in (0.2, 0.4, 0.5))
+    inputs = LossInputs(pi, mu, np.ones((1, 1), np.float32), np.ones((1, 1), bool), old_logprobs=old)
+    weighed = build("pg_is", correction={"weight": "tis", "high": 3.0})
+    np.testing.assert_allclose(weighed(inputs).numerator, -2.5, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"correction\.weight 'tis'.*config\.objective\.anchor is 'behavior'"):
+        build("pg_is", correction={"weight": "tis"}, anchor="behavior")
+
+
+@pytest.mark.parametrize("name", ["dppo", "pdm"])
+def test_direction_and_proximity_speak_of_the_same_pair(name):
+    # mu .3, old .6, pi .55, A > 0: D(mu, pi) = .128 leads out, though pi / pi_old < 1. Leading back is kept.
+    block = {"dppo": {"divergence": "binary_kl"}, "pdm": {"view": "binary", "delta_high": 0.05, "delta_low": 0.05}}[
+        name
+    ]
+    mu, old, pi = (np.log(np.full((1, 1), p, np.float32)) for p in (0.3, 0.6, 0.55))
+    for advantage, kept in ((1.0, False), (-1.0, True)):
+        inputs = LossInputs(pi, mu, np.full((1, 1), advantage, np.float32), np.ones((1, 1), bool), old_logprobs=old)
+        found = float(build(name, anchor="old", **{name: block})(inputs).numerator)
+        np.testing.assert_allclose(found, -advantage * 0.55 / 0.6 if kept else 0.0, rtol=1e-6)
+
+
+def test_a_clipped_token_is_not_rejected():
+    # Four tokens, ratios 1 and e^1 (clipped at 1.2), A = 1: the clipped ones stay in the denominator, with their penalty.
+    mu = np.zeros((1, 4), np.float32) - 2
+    pi = mu + np.array([[0, 0, 1, 1]], np.float32)
+    inputs = LossInputs(pi, mu, np.ones((1, 4), np.float32), np.ones((1, 4), bool), reference_logprobs=mu)
+    loss = build("ppo_clip", penalty={"kl": 0.1, "kl_estimator": "k2"}, aggregation={"denominator": "kept"})
+    terms = loss(inputs)
+    assert float(terms.denominator) == 4
+    np.testing.assert_allclose(terms.numerator, -(1 + 1 + 1.2 + 1.2) + 0.1 * (0.5 + 0.5), rtol=1e-6)
 
 
 def test_token_mean_is_one_mean_over_tokens():
@@ -348,7 +383,7 @@ def test_a_sequence_weight_is_spread_over_tokens_not_rows():
     # B = T = 2: weights of the two sequences 2 and 0 (ratios e^.6931 and beyond the band).
     mu = np.log(np.full((2, 2), 0.25, np.float32))
     old = np.log(np.array([[0.5, 0.5], [0.001, 0.001]], np.float32))
-    inputs = LossInputs(mu, mu, np.array([[1, 2], [3, 4]], np.float32), np.ones((2, 2), bool), old_logprobs=old)
+    inputs = LossInputs(old, mu, np.array([[1, 2], [3, 4]], np.float32), np.ones((2, 2), bool), old_logprobs=old)
     loss = build("pg_is", correction={"weight": "mis", "level": "sequence_geometric", "low": 0.5, "high": 3.0})
     np.testing.assert_allclose(loss(inputs).numerator, -(2 * 1 + 2 * 2), rtol=1e-5)
 
