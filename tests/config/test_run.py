@@ -54,7 +54,7 @@ def test_the_defaults_are_a_valid_configuration_and_survive_the_round_trip():
             "optimizer",
             "schedule",
             "cos",
-            "config.optimizer.schedule is 'cos'; choose from: 'constant', 'linear', 'cosine'; did you mean 'cosine'",
+            "config.optimizer.schedule is 'cos'; choose from: 'constant', 'linear', 'cosine'",
         ),
         ("advantage", "name", "gea", "config.advantage.name is 'gea'; choose from"),
         (
