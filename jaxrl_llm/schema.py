@@ -99,7 +99,7 @@ def _value(hint: Any, value: Any, path: str, default: Any = None) -> Any:
         choices = typing.get_args(hint)
         if value not in choices or isinstance(value, bool) != any(isinstance(c, bool) for c in choices):
             raise ValueError(
-                f"{path} is {value!r}; {meant(value, choices)}choose from: {', '.join(map(repr, choices))}"
+                f"{path} is {value!r}; choose from: {', '.join(map(repr, choices))}{meant(value, choices)}"
             )
         return value
     if origin in (types.UnionType, typing.Union):
