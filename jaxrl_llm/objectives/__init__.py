@@ -14,7 +14,7 @@ Three axes explain the family:
 `build(config)` composes an objective with corrections (correction.py), penalties (penalty.py) and an aggregation
 (aggregate.py); `advantage.py` makes advantages from rewards, `value.py` and
 `preference.py` hold the losses of a critic and of a reward model. This package imports nothing of jaxrl_llm but its
-configuration reader.
+configuration reader and the finder of functions outside the package.
 """
 
 from jaxrl_llm.objectives.advantage import (
@@ -24,15 +24,22 @@ from jaxrl_llm.objectives.advantage import (
     rloo_advantages,
     terminal_rewards,
 )
+from jaxrl_llm.objectives.estimators import ESTIMATORS, Estimator, advantage_estimator
 from jaxrl_llm.objectives.inputs import LossInputs, LossTerms, Metric, TokenLoss, Tokens, across, add, divide, sanitize
 from jaxrl_llm.objectives.loss import PolicyLoss, build, default_config
 from jaxrl_llm.objectives.output_reset import margin_diagnostics
 from jaxrl_llm.objectives.preference import bradley_terry
-from jaxrl_llm.objectives.registry import OBJECTIVES, Objective
+from jaxrl_llm.objectives.registry import BUILT_IN, OBJECTIVES, Objective, find, objective
 from jaxrl_llm.objectives.value import explained_variance, value_loss, whiten
 from jaxrl_llm.objectives.weight import effective_weight
 
 __all__ = [
+    "BUILT_IN",
+    "ESTIMATORS",
+    "Estimator",
+    "advantage_estimator",
+    "find",
+    "objective",
     "OBJECTIVES",
     "LossInputs",
     "LossTerms",

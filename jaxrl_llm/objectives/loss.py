@@ -1,14 +1,15 @@
 """An objective with its corrections, penalties and aggregation, built from configuration: `build(config)(inputs)`."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import schema
-from jaxrl_llm.objectives import correction, penalty
+from jaxrl_llm import plugins, schema
+from jaxrl_llm.objectives import correction, outside, penalty
 from jaxrl_llm.objectives.aggregate import Mode, aggregate
 from jaxrl_llm.objectives.correction import Correction
 from jaxrl_llm.objectives.inputs import (
@@ -22,7 +23,7 @@ from jaxrl_llm.objectives.inputs import (
     sanitize,
 )
 from jaxrl_llm.objectives.penalty import Penalty
-from jaxrl_llm.objectives.registry import OBJECTIVES
+from jaxrl_llm.objectives.registry import BUILT_IN, OBJECTIVES, SECTIONS, find, registered_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +68,11 @@ class PolicyLoss:
     def needs(self) -> frozenset[str]:
         """Statistics to compute beyond the log-probs: topk_logprobs, entropy, old_logprobs, reference_logprobs."""
         old = frozenset({"old_logprobs"} if self.anchor == "old" else ())
-        return OBJECTIVES[self.name].needs(self.hyper) | old | self.correction.needs | self.penalty.needs
+        return find(self.name).needs(self.hyper) | old | self.correction.needs | self.penalty.needs
 
     def token_loss(self, tokens: Tokens) -> TokenLoss:
         """The objective alone, per token, before corrections, penalties and aggregation."""
-        return OBJECTIVES[self.name].function(tokens, **_shallow(self.hyper))
+        return find(self.name).function(tokens, **plugins.values(self.hyper))
 
     def __call__(self, inputs: LossInputs) -> LossTerms:
         """Numerator, denominator and metrics of a batch; see `LossTerms`. Differentiable in `logprobs` and `entropy`.
@@ -109,12 +110,12 @@ def build(config: Mapping[str, Any]) -> PolicyLoss:
       ValueError: unknown objective, block or hyperparameter, or a value of another type; names it and the choices.
     """
     config = dict(config)
-    known = {"name", "anchor", "correction", "penalty", "aggregation", *OBJECTIVES}
+    name = config.get("name", "grpo")
+    objective, block = find(name), plugins.block(name)
+    known = {block, *SECTIONS, *OBJECTIVES}
     for key in config:
         if key not in known:
             raise schema.UnknownField(f"config.objective.{key}", known)
-    name = config.get("name", "grpo")
-    objective = schema.choose(OBJECTIVES, name, "objective config.objective.name")
     anchor = config.get("anchor", "default")
     if anchor not in ("default", "behavior", "old"):
         raise ValueError(f"config.objective.anchor is {anchor!r}; choose from: default, behavior, old")
@@ -128,20 +129,27 @@ def build(config: Mapping[str, Any]) -> PolicyLoss:
         )
     if anchor == "default":
         anchor = objective.anchor if correct.weight == "none" else "old"
-    return PolicyLoss(
+    loss = PolicyLoss(
         name=name,
-        hyper=schema.read(objective.schema, config.get(name, {}), f"config.objective.{name}"),
+        hyper=schema.read(objective.schema, config.get(block, {}), f"config.objective.{block}"),
         anchor=anchor,
         mode=objective.aggregation if aggregation.mode == "default" else aggregation.mode,
         aggregation=aggregation,
         correction=correct,
         penalty=schema.read(Penalty, config.get("penalty", {}), "config.objective.penalty"),
     )
+    if name not in BUILT_IN:
+        outside.check(loss)
+    return loss
 
 
-def default_config() -> dict[str, Any]:
-    """Every objective's hyperparameters and the shared sections, as nested plain dicts for a configuration file."""
-    blocks = {name: schema.defaults(objective.schema()) for name, objective in OBJECTIVES.items()}
+def default_config(modules: Iterable[ModuleType] = ()) -> dict[str, Any]:
+    """Hyperparameters of the package's objectives and of those that `modules` registered, and the shared sections.
+
+    As nested plain dicts, for a configuration file.
+    """
+    rows = {name: OBJECTIVES[name] for name in OBJECTIVES if name in BUILT_IN} | registered_by(modules)
+    blocks = {name: schema.defaults(objective.schema()) for name, objective in rows.items()}
     shared = {
         "correction": schema.defaults(Correction()),
         "penalty": schema.defaults(Penalty()),
@@ -171,6 +179,3 @@ def _metrics(t: Tokens, values: dict[str, jax.Array], kept: jax.Array) -> dict[s
         ratios["entropy"] = t.raw.entropy
     return shares | {name: masked_mean(value, t.mask) for name, value in (ratios | values).items()}
 
-
-def _shallow(hyper: Any) -> dict[str, Any]:
-    return {field.name: getattr(hyper, field.name) for field in dataclasses.fields(hyper)}
