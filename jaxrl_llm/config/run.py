@@ -80,7 +80,7 @@ class RunConfig:
     @property
     def estimator(self) -> str:
         """The advantage estimator, the objective's own resolved."""
-        own = objectives.OBJECTIVES[self.objective["name"]].advantage
+        own = objectives.find(self.objective["name"]).advantage
         return own if self.advantage.name == "default" else self.advantage.name
 
     @property

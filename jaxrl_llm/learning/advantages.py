@@ -54,5 +54,5 @@ def _of_sequences(run: RunConfig, rewards: jax.Array, groups: Any) -> jax.Array:
         return objectives.rloo_advantages(rewards, groups, run.rollout.prompts)
     if run.estimator == "reinforce_plus_plus":
         return objectives.reinforce_plus_plus_advantages(rewards)
-    normalize = objectives.OBJECTIVES[run.objective["name"]].normalize_std and run.advantage.normalize_std
+    normalize = objectives.find(run.objective["name"]).normalize_std and run.advantage.normalize_std
     return objectives.group_advantages(rewards, groups, run.rollout.prompts, normalize_std=normalize)

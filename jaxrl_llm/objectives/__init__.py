@@ -24,7 +24,6 @@ from jaxrl_llm.objectives.advantage import (
     rloo_advantages,
     terminal_rewards,
 )
-from jaxrl_llm.objectives.estimators import ESTIMATORS, Estimator, advantage_estimator
 from jaxrl_llm.objectives.inputs import LossInputs, LossTerms, Metric, TokenLoss, Tokens, across, add, divide, sanitize
 from jaxrl_llm.objectives.loss import PolicyLoss, build, default_config
 from jaxrl_llm.objectives.output_reset import margin_diagnostics
@@ -35,11 +34,6 @@ from jaxrl_llm.objectives.weight import effective_weight
 
 __all__ = [
     "BUILT_IN",
-    "ESTIMATORS",
-    "Estimator",
-    "advantage_estimator",
-    "find",
-    "objective",
     "OBJECTIVES",
     "LossInputs",
     "LossTerms",
@@ -56,9 +50,11 @@ __all__ = [
     "divide",
     "effective_weight",
     "explained_variance",
+    "find",
     "gae",
     "group_advantages",
     "margin_diagnostics",
+    "objective",
     "reinforce_plus_plus_advantages",
     "rloo_advantages",
     "sanitize",

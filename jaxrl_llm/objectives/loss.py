@@ -178,4 +178,3 @@ def _metrics(t: Tokens, values: dict[str, jax.Array], kept: jax.Array) -> dict[s
     if t.raw.entropy is not None:
         ratios["entropy"] = t.raw.entropy
     return shares | {name: masked_mean(value, t.mask) for name, value in (ratios | values).items()}
-
